@@ -1,8 +1,7 @@
 """Per-example gradients of any model, layer by layer: one forward pass, and backward passes down to layer outputs only.
 
-A torch function mode records the model's calls. Calls that use a selected parameter in a way a rule understands are
-recorded with their inputs and their place in the graph; gradients in their outputs are then all that a backward pass
-has to compute, never a gradient in a weight. What no rule understands is differentiated by the functional fallback.
+A torch function mode records the calls that use a selected parameter in a way a rule understands, with their inputs and
+their place in the graph. What no rule understands is differentiated by the functional fallback.
 
 The capture is verified on a few examples against autograd. On every batch that follows, the graph shows whether
 parameters are used in a way that was not recorded; uses that had no gradient before, or did not occur, are verified on
@@ -23,8 +22,8 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 from whence.data.batches import Batch, Inputs, batch_size, take, to_device
-from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
-from whence.jacobian.gradients import Block, Dense, Layout, Tangent
+from whence.errors import ShapeError, UncapturedParameterError, first_line
+from whence.jacobian.gradients import Block, Dense, Layout, Tangent, concatenate
 from whence.jacobian.record import (
     Call,
     OneByOne,
@@ -74,11 +73,9 @@ class Captured:
     def tangents(self, cotangents: Tensor, *, last: bool = False, batched: bool | None = None) -> list[Tangent]:
         """Pull cotangents (c, n, k) back to every block; `last` frees the graph.
 
-        With `batched` they go through one vectorised backward pass (`is_grads_batched`) instead of one after the other;
-        where it was verified to give the same if `None`. Measured, this is up to 1.7 times as fast on a GPU, no faster
-        on a CPU, and some kernels have no such form.
+        With `batched` they go through one vectorised backward pass, by default where that was verified to give the
+        same. It is up to 1.7 times as fast on a GPU, no faster on a CPU, and some kernels have no such form.
         """
-        _check_cotangents(cotangents, self.outputs)
         cotangents = cotangents.to(self.outputs)
         batched = (self.vectorized if batched is None else batched) and len(cotangents) > 1
         grads = pull_back(self.graph, self.records, self.layouts, cotangents, last=last, batched=batched)
@@ -86,9 +83,8 @@ class Captured:
         if self.fallback is None:
             return tangents
         values = self.fallback.gradients(cotangents, last)
-        return [
-            Dense.of_parameter(name, values[name]) if (name := one.block.name) in values else one for one in tangents
-        ]
+        own: dict[str, Tangent] = {name: Dense.of_parameter(name, grads) for name, grads in values.items()}
+        return [own.get(one.block.name, one) for one in tangents]
 
 
 @dataclass(frozen=True)
@@ -104,15 +100,8 @@ class CapturedOneByOne:
 
     def tangents(self, cotangents: Tensor, *, last: bool = False, batched: bool | None = None) -> list[Tangent]:
         """As of `Captured`."""
-        _check_cotangents(cotangents, self.outputs)
-        each: Any = [one.tangents(cotangents[:, at : at + 1], last=last) for at, one in enumerate(self.examples)]
-        return [type(tangents[0]).concatenate(tangents) for tangents in zip(*each, strict=True)]
-
-
-def _check_cotangents(cotangents: Tensor, outputs: Tensor) -> None:
-    n, k = outputs.shape
-    if cotangents.dim() != 3 or cotangents.shape[1:] != (n, k):
-        raise ShapeError(f"expected cotangents of shape (c, {n}, {k}), got {tuple(cotangents.shape)}.")
+        each = [one.tangents(cotangents[:, at : at + 1], last=last) for at, one in enumerate(self.examples)]
+        return [concatenate(tangents) for tangents in zip(*each, strict=True)]
 
 
 class Capture:
@@ -126,13 +115,6 @@ class Capture:
         blocks: Those of an earlier capture of the same model, for parameters that these examples do not use.
         later_notes: A list for notes on batches that come later.
         lowered: A call of the same model in lower precision, and which, that is used once the capture is verified.
-
-    Attributes:
-        blocks: The selected parameters, in blocks, in their order.
-        fallback: Parameters differentiated by the functional fallback, and why.
-        unused: Parameters the outputs do not depend on, as far as the examples show.
-        without_uses: Parameters that none of the examples used.
-        notes: What went another way than usual, for diagnostics.
 
     Example:
         >>> import torch
@@ -158,10 +140,6 @@ class Capture:
         later_notes: list[str] | None = None,
         lowered: tuple[Call, torch.dtype] | None = None,
     ) -> None:
-        frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
-        if frozen or not parameters:
-            got = f"frozen ones: {', '.join(frozen)}" if frozen else "none"
-            raise InputError(f"expected selected parameters that require gradients, got {got}.")
         self._call = call
         self._parameters = dict(parameters)
         self._recorded = dict(parameters)  # those whose uses are recorded
@@ -173,14 +151,14 @@ class Capture:
         self._settled = False  # whether the first examples are verified
         self._notes: list[str] = []
         self._vectorized = False
-        self.blocks: tuple[Block, ...] = ()
-        self.fallback: dict[str, str] = {}
+        self.blocks: tuple[Block, ...] = ()  # the selected parameters, in their order
+        self.fallback: dict[str, str] = {}  # parameters differentiated by the functional fallback, and why
+        self.without_uses: set[str] = set()  # parameters that none of the examples used
         references = [autograd_reference(call, parameters, inputs) for inputs in (example_inputs, *more)]
         self._precision = max((one.precision for one in references), key=lambda dtype: torch.finfo(dtype).eps)
         reached = {name for one in references for name, gradient in one.gradients.items() if gradient is not None}
-        self.unused = tuple(name for name in parameters if name not in reached)
-        if self.unused:
-            self._notes.append(f"the outputs do not depend on {', '.join(self.unused)}: its gradient is zero")
+        if unused := [name for name in parameters if name not in reached]:
+            self._notes.append(f"the outputs do not depend on {', '.join(unused)}: its gradient is zero")
         try:
             while not self._verify_first(references, blocks):
                 pass
@@ -192,13 +170,13 @@ class Capture:
             ) from error
         for reference in references:
             self._run_fallback(reference.inputs, reference)
-        self.notes = tuple(dict.fromkeys(self._notes))
+        self.notes = tuple(dict.fromkeys(self._notes))  # what went another way than usual, for diagnostics
         self._notes = [] if later_notes is None else later_notes
         self._settled = True
         if lowered is not None:
             self._call, self._precision = lowered
-        on_gpu = next(iter(parameters.values())).is_cuda
-        self._vectorized = on_gpu and self.vectorizes(take(example_inputs, slice(0, 2)))
+        if next(iter(parameters.values())).is_cuda:
+            self._vectorized = self.vectorizes(take(example_inputs, slice(0, 2)))
 
     def vectorizes(self, inputs: Inputs) -> bool:
         """Whether one vectorised backward pass gives what one pass for each cotangent gives, on these inputs."""
@@ -306,10 +284,9 @@ class Capture:
         return True
 
     def _guess_layouts(self, batch: _RecordedBatch) -> list[Record]:
-        """Give uses without a gradient a likely layout, and return those for which there is none.
+        """Give uses without a gradient a likely layout, for the factors of their inputs; return those that have none.
 
-        It is that of other uses of the kind, or one that fits fewer examples as well: sequences may be as long as there
-        are examples.
+        Layouts of other uses of the kind are likely, and those that fit fewer examples: sequences may be as long as n.
         """
         unknown = [at for at, layout in enumerate(batch.layouts) if layout is None]
         if not unknown:
@@ -317,27 +294,23 @@ class Capture:
         n = len(batch.outputs)
         fewer = (n + 1) // 2
         found = walk(*self._record(take(batch.inputs, slice(0, fewer))), self._recorded).reached
-        shapes = [record.shape for record in found]
         for at in unknown:
             record = batch.records[at]
             likely = [batch.layouts[other] for other in batch.found if batch.records[other].key == record.key]
             possible = possible_layouts_of(record, n)
-            if len(shapes) == len(batch.records):
-                likely += [one for one in possible if one.fits(shapes[at], fewer)]
+            if len(found) == len(batch.records):
+                likely += [one for one in possible if one.fits(found[at].shape, fewer)]
             batch.layouts[at] = next(iter([*likely, *possible]), None)
         return [batch.records[at] for at in unknown if batch.layouts[at] is None]
 
     def _can_hold(self, blocks: Sequence[Block], records: Sequence[Record]) -> bool:
         """Whether the blocks of an earlier capture hold what is used now."""
-        of = {name: block for block in blocks for name in block.parameters}
+        of = _block_of_each(blocks)
         held = all(form.fits(name, of[name]) for record in records for name, form in gradient_forms(record))
         return held and all(of[name].alone for name in self.fallback)
 
     def _agrees(self, batch: _RecordedBatch, reference: AutogradReference, blocks: Sequence[Block]) -> bool:
-        """Whether the gradients of these blocks add up to autograd's; parameters for which they do not fall back.
-
-        If they do, the layouts found on this batch are reused from now on.
-        """
+        """Whether these gradients add up to autograd's: layouts of this batch are reused, or parameters fall back."""
         grads = pull_back(batch.outputs, *batch.with_layout(), reference.cotangent[None], last=False)
         tangents = tangents_of(blocks, grads, batch.outputs, 1)
         wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
@@ -368,7 +341,7 @@ class Capture:
 
     def _check_form(self, record: Record) -> None:
         """Refuse a use whose gradient does not have the form of its parameter's block."""
-        of = {name: block for block in self.blocks for name in block.parameters}
+        of = _block_of_each(self.blocks)
         for name, form in gradient_forms(record):
             if not form.fits(name, of[name]):
                 raise UncapturedParameterError(
@@ -385,7 +358,7 @@ class Capture:
         new = sorted(name for name in names if name in self._recorded)
         for name in new:
             reason = why or uncovered_calls(self._call, self._parameters[name], inputs)
-            if self._settled and not next(block for block in self.blocks if name in block.parameters).alone:
+            if self._settled and not _block_of_each(self.blocks)[name].alone:
                 raise UncapturedParameterError(
                     f"expected {name} to be used as on the first batch, got another use on a later one: {reason}. Let "
                     f"the first batch have examples of every kind, or leave {name} out of the selection."
@@ -403,28 +376,26 @@ class Capture:
             return None
         try:
             run = self._runner(self._call, parameters, inputs)
-            wrong = {} if reference is None else self._compare_fallback(run, reference)
-            if not wrong:
-                return run
-            error: Exception = _not_autograds(wrong)
+            if reference is not None:
+                grads = run.gradients(reference.cotangent[None], last=False)
+                known = reference.gradients
+                if wrong := reference.mismatches([Dense.of_parameter(n, g) for n, g in grads.items() if n in known]):
+                    raise _not_autograds(wrong)
+                self._unverified_fallback -= {n for n, g in known.items() if g is not None and bool(g.any())}
+            return run
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception as failure:  # whatever a model may do that vmap cannot: one example at a time works always
-            error = failure
-        if self._runner is OneByOne:
-            raise error
+        except Exception as error:  # whatever a model may do that vmap cannot: one example at a time works always
+            if self._runner is OneByOne:
+                raise
+            why, names = first_line(error), ", ".join(parameters)
         self._runner = OneByOne
-        why, names = first_line(error), ", ".join(parameters)
         self._notes.append(f"torch.vmap cannot run this model ({why}); {names}: one example at a time")
         return self._run_fallback(inputs, reference)
 
-    def _compare_fallback(self, run: Run, reference: AutogradReference) -> dict[str, str]:
-        """Parameters whose gradients by the fallback do not add up to autograd's."""
-        grads = run.gradients(reference.cotangent[None], last=False)
-        wrong = reference.mismatches([Dense.of_parameter(n, g) for n, g in grads.items() if n in reference.gradients])
-        if not wrong:
-            self._unverified_fallback -= {n for n, g in reference.gradients.items() if g is not None and bool(g.any())}
-        return wrong
+
+def _block_of_each(blocks: Sequence[Block]) -> dict[str, Block]:
+    return {name: block for block in blocks for name in block.parameters}
 
 
 def _not_autograds(wrong: Mapping[str, str]) -> UncapturedParameterError:
@@ -489,9 +460,9 @@ class _RecordedBatch:
         count = Counter(record.key for record in self.records)
         known = {}
         for key, each in layouts.items():
-            one_for_all = len(set(each)) == 1
-            uses = _KnownUses(tuple(each[:1] if one_for_all else each), count[key] if key in verified else 0)
-            known[key] = uses if one_for_all or len(each) == count[key] else _KnownUses()
+            each = each[:1] if len(set(each)) == 1 else each
+            all_known = len(each) in (1, count[key])
+            known[key] = _KnownUses(tuple(each), count[key] if key in verified else 0) if all_known else _KnownUses()
         return known
 
     def with_layout(self) -> tuple[list[Record], list[Layout]]:
@@ -509,21 +480,16 @@ def _single_layout(record: Record) -> Layout:
 
 # --- Examples that use a parameter ------------------------------------------------------------------------------------
 
-SEARCHED_AT_ONCE = 64
-"""Examples that are run at once in a search for those that use a parameter."""
+SEARCHED_AT_ONCE = 64  # examples that are run at once
 
 
 def examples_using(
     wanted: set[str], capture: Capture, batches: Iterable[Batch], process_group: ProcessGroup, device: torch.device
 ) -> list[Inputs]:
-    """A few examples that use each of these parameters, if any of the data do; the same in every process.
-
-    Costs a forward pass for each batch of this process until all are found.
-    """
+    """A few examples that use each of these parameters, the same in every process: by forward passes until found."""
     local = list(_search(set(wanted), capture, batches))
-    found = process_group.all_gather_object(
-        "parameters not used so far", to_device(local, torch.device("cpu")) if not process_group.alone else local
-    )
+    sent = local if process_group.alone else to_device(local, torch.device("cpu"))
+    found = process_group.all_gather_object("parameters not used so far", sent)
     missing, chosen = set(wanted), []
     for names, few in (one for each in found for one in each):
         if missing.intersection(names):
@@ -538,7 +504,10 @@ def _search(wanted: set[str], capture: Capture, batches: Iterable[Batch]) -> Ite
             some = take(batch.inputs, slice(low, low + SEARCHED_AT_ONCE))
             here = wanted & capture.uses(some)
             while here:
-                few = _bisect(capture, some, here)
+                few = some
+                while (n := batch_size(few, "this batch")) > BATCH_SIZES[0]:
+                    first, second = take(few, slice(0, n // 2)), take(few, slice(n // 2, n))
+                    few = first if here & capture.uses(first) else second
                 names = wanted & capture.uses(few)
                 if not here & names:  # by no few of them
                     break
@@ -547,11 +516,3 @@ def _search(wanted: set[str], capture: Capture, batches: Iterable[Batch]) -> Ite
                 wanted -= names
         if not wanted:
             return
-
-
-def _bisect(capture: Capture, inputs: Inputs, wanted: set[str]) -> Inputs:
-    """A few of the examples, which still use one of the parameters."""
-    while (n := batch_size(inputs, "this batch")) > BATCH_SIZES[0]:
-        first, second = take(inputs, slice(0, n // 2)), take(inputs, slice(n // 2, n))
-        inputs = first if wanted & capture.uses(first) else second
-    return inputs

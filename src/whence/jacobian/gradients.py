@@ -7,10 +7,11 @@ basis.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -81,10 +82,8 @@ class Block:
             return tensors[0].reshape(*lead, *self.matrix_shape)
         e, o, i = self.matrix_shape
         i -= self.has_bias
-        if self.transposed:
-            weight = tensors[0].reshape(*lead, e, i, o).transpose(-1, -2)
-        else:
-            weight = tensors[0].reshape(*lead, e, o, i)
+        weight = tensors[0].reshape(*lead, e, *((i, o) if self.transposed else (o, i)))
+        weight = weight.transpose(-1, -2) if self.transposed else weight
         return torch.cat([weight, tensors[1].reshape(*lead, e, o, 1)], -1) if self.has_bias else weight
 
     def from_matrix(self, matrix: Tensor) -> dict[str, Tensor]:
@@ -92,17 +91,12 @@ class Block:
         lead = matrix.shape[: matrix.dim() - len(self.matrix_shape)]
         if self.kind == "dense":
             parts: Sequence[Tensor] = matrix.split([math.prod(shape) for shape in self.shapes], -1)
-        elif self.kind == "rows":
-            parts = [matrix]
         else:
             weight = matrix[..., :-1] if self.has_bias else matrix
-            parts = [weight.transpose(-1, -2) if self.transposed else weight]
-            if self.has_bias:
-                parts = [*parts, matrix[..., -1]]
-        return {
-            name: part.reshape((*lead, *shape))
-            for name, shape, part in zip(self.parameters, self.shapes, parts, strict=True)
-        }
+            weight = weight.transpose(-1, -2) if self.transposed else weight
+            parts = [weight, matrix[..., -1]] if self.has_bias else [weight]
+        each = zip(self.parameters, self.shapes, parts, strict=True)
+        return {name: part.reshape((*lead, *shape)) for name, shape, part in each}
 
 
 @dataclass(frozen=True)
@@ -149,20 +143,6 @@ class Kronecker:
         """The gradient matrices: (n, c, e, o, i)."""
         return torch.einsum("nceto,neti->nceoi", *promoted(self.grads(), self.inputs()))
 
-    def sum_over_examples(self) -> tuple[Tensor, float]:
-        """The sum for one cotangent, (e, o, i), and the norm of its terms, which may cancel in it; in float64."""
-        a, g = self.inputs().double(), self.grads().double()
-        norm = (a.square().sum(-1).unsqueeze(1) * g.square().sum(-1)).sum().sqrt()
-        return torch.einsum("nceto,neti->eoi", g, a), float(norm)
-
-    @classmethod
-    def concatenate(cls, tangents: Sequence[Kronecker]) -> Kronecker:
-        """Several batches as one; where there are fewer positions, zeros are appended."""
-        most = max(one.positions for one in tangents)
-        a = torch.cat([pad(one.inputs(), (0, 0, 0, most - one.positions)) for one in tangents])
-        g = torch.cat([pad(one.grads(), (0, 0, 0, most - one.positions)) for one in tangents])
-        return cls(tangents[0].block, Whole(a), Whole(g))
-
 
 class RowSums(NamedTuple):
     """Rows of per-example gradients, each (example, row) pair once; all others are zero."""
@@ -203,19 +183,6 @@ class Rows:
         out[examples, :, rows] = values
         return out
 
-    def sum_over_examples(self) -> tuple[Tensor, float]:
-        """The sum for one cotangent, (V, d), and the norm of its terms, which may cancel in it; in float64."""
-        each = self.materialize().double()[:, 0]
-        return each.sum(0), float(each.norm())
-
-    @classmethod
-    def concatenate(cls, tangents: Sequence[Rows]) -> Rows:
-        """Several batches as one; where there are fewer positions, some with zeros are appended."""
-        most = max(one.index.shape[1] for one in tangents)
-        index = torch.cat([pad(one.index, (0, most - one.index.shape[1])) for one in tangents])
-        grads = torch.cat([pad(one.grads, (0, 0, 0, most - one.index.shape[1])) for one in tangents])
-        return cls(tangents[0].block, index, grads)
-
 
 @dataclass(frozen=True)
 class Dense:
@@ -239,66 +206,61 @@ class Dense:
         block = Block(name, (name,), (tuple(grads.shape[2:]),), "dense")
         return cls(block, (grads.reshape(*grads.shape[:2], -1),))
 
-    def sum_over_examples(self) -> tuple[Tensor, float]:
-        """The sum for one cotangent, (p,), and the norm of its terms, which may cancel in it; in float64."""
-        each = self.values.double()[:, 0]
-        return each.sum(0), float(each.norm())
-
-    @classmethod
-    def concatenate(cls, tangents: Sequence[Dense]) -> Dense:
-        """Several batches as one."""
-        return cls(tangents[0].block, (torch.cat([one.values for one in tangents]),))
-
 
 Tangent: TypeAlias = Kronecker | Rows | Dense
+
+
+def concatenate(tangents: Sequence[Any]) -> Tangent:
+    """Tangents of several batches as one; where there are fewer positions, zeros are appended."""
+    block = tangents[0].block
+    if block.kind == "dense":
+        return Dense(block, (torch.cat([one.values for one in tangents]),))
+
+    def joined(parts: Sequence[Tensor], axis: int) -> Tensor:
+        most = max(part.shape[axis] for part in parts)
+        return torch.cat([pad(part, (*(0, 0) * (-axis - 1), 0, most - part.shape[axis])) for part in parts])
+
+    if block.kind == "rows":
+        return Rows(block, joined([one.index for one in tangents], -1), joined([one.grads for one in tangents], -2))
+    a, g = joined([one.inputs() for one in tangents], -2), joined([one.grads() for one in tangents], -2)
+    return Kronecker(block, Whole(a), Whole(g))
+
 
 # --- The factors of a Kronecker tangent -------------------------------------------------------------------------------
 
 
-class Factor(Protocol):
+class Factor(ABC):
     """One side of a `Kronecker` tangent, perhaps not yet computed: a tensor (..., e, t, i)."""
 
     @property
+    @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """Shape of `tensor()`, known without computing it."""
-        ...
 
     @property
     def numel(self) -> int:
         """How many numbers it holds, where they are still to be computed."""
-        ...
+        return math.prod(self.shape)
 
+    @abstractmethod
     def tensor(self) -> Tensor:
         """The factor as a tensor (..., e, t, i)."""
-        ...
 
+    @abstractmethod
     def project(self, basis: Tensor) -> Tensor:
         """`tensor() @ basis` for a basis (e, i, r), by the cheapest way, in precision as `matched`: (..., e, t, r)."""
-        ...
 
     def total(self, g: Tensor) -> Tensor:
         """sum_n sum_t g_t a_t^T for inputs a (n, e, t, i) and gradients (n, e, t, o): (e, o, i)."""
-        ...
-
-    def every(self, step: int) -> Factor:
-        """Of one in so many examples."""
-        ...
-
-
-class _Tensor:
-    """What factors have in common that are held as tensors."""
-
-    def total(self: Factor, g: Tensor) -> Tensor:
-        """sum_n sum_t g_t a_t^T."""
         return torch.einsum("neto,neti->eoi", g, self.tensor().to(g.dtype))
 
-    def every(self: Factor, step: int) -> Factor:
+    def every(self, step: int) -> Factor:
         """Of one in so many examples."""
         return self if step == 1 else Whole(self.tensor()[::step])
 
 
 @dataclass(frozen=True)
-class Whole(_Tensor):
+class Whole(Factor):
     """A factor held as a tensor (..., e, t, i), with a column of ones to be appended if `ones`."""
 
     values: Tensor
@@ -308,11 +270,6 @@ class Whole(_Tensor):
     def shape(self) -> tuple[int, ...]:
         """(..., e, t, i)."""
         return (*self.values.shape[:-1], self.values.shape[-1] + self.ones)
-
-    @property
-    def numel(self) -> int:
-        """Of the values."""
-        return self.values.numel()
 
     def tensor(self) -> Tensor:
         """The values, and the column of ones."""
@@ -339,7 +296,7 @@ class Whole(_Tensor):
 
 
 @dataclass(frozen=True)
-class Concatenated(_Tensor):
+class Concatenated(Factor):
     """Factors concatenated only where they are needed: along t (several calls of one weight) or c (cotangents)."""
 
     parts: tuple[Factor, ...]
@@ -375,34 +332,6 @@ class Concatenated(_Tensor):
         return torch.cat([part.transpose(-1, -2) for part in parts], 1).transpose(-1, -2)
 
 
-@dataclass(frozen=True)
-class Padded(_Tensor):
-    """A factor with zeros before and after its last axis: the gradients of some rows of a weight."""
-
-    part: Factor
-    start: int
-    size: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(..., e, t, size)."""
-        return (*self.part.shape[:-1], self.size)
-
-    @property
-    def numel(self) -> int:
-        """Of the part."""
-        return self.part.numel
-
-    def tensor(self) -> Tensor:
-        """The part between zeros."""
-        values = self.part.tensor()
-        return pad(values, (self.start, self.size - self.start - values.shape[-1]))
-
-    def project(self, basis: Tensor) -> Tensor:
-        """Only the rows of the basis that meet the part."""
-        return self.part.project(basis[:, self.start : self.start + self.part.shape[-1]])
-
-
 def promoted(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Both in a dtype that holds both: in mixed precision inputs and gradients have different ones."""
     dtype = torch.promote_types(one.dtype, other.dtype)
@@ -417,7 +346,6 @@ def matched(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 
 HALVES = (torch.float16, torch.bfloat16)
-"""Dtypes of half precision."""
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -471,16 +399,11 @@ class Layout:
 
     def fits(self, shape: Sequence[int], n: int) -> bool:
         """Whether a tensor of this shape can hold n examples in this way."""
-        if self.axis >= len(shape):
-            return False
-        size = shape[self.axis]
-        return size == n if self.place == "whole" else size % n == 0
+        size = shape[self.axis] if self.axis < len(shape) else -1
+        return size == n if self.place == "whole" else size >= 0 and size % n == 0
 
     def canonical(self, tensor: Tensor, n: int, lead: int = 0) -> Tensor:
-        """Move the batch axis to the front: (..., n or n*m, ...) to (n, ..., ...) or (n, ..., m, ...).
-
-        The tensor has `lead` axes more in front than the layout knows of; they follow the examples in the result.
-        """
+        """(*lead, ..., n or n m, ...) as (n, *lead, ...) or (n, *lead, ..., m, ...), with so many axes in `lead`."""
         axis = self.axis + lead
         if self.place == "whole":
             return tensor if axis == 0 else tensor.movedim(axis, 0)

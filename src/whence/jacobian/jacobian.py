@@ -8,6 +8,8 @@ the second way was taken.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,34 +24,22 @@ from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.execution import Chunks
 from whence.runtime.model_state import locked, plain_kernels
 
-CHUNK_BYTES = 256 * 2**20
-"""A chunk of Jacobian rows is kept under this size unless `chunk_size` says otherwise."""
-
-FORWARD_MODE = nn.Module()
-"""Locked by the thread that uses forward mode: torch counts its levels for the whole process, not for each thread."""
+CHUNK_BYTES = 256 * 2**20  # of a chunk of Jacobian rows, at most, unless `chunk_size` says otherwise
+FORWARD_MODE = nn.Module()  # locked by the thread that uses it: torch counts its levels for the whole process
 
 
+@dataclass(eq=False)
 class Jacobian:
-    """The Jacobian phi(x) = d f(x) / d w of the outputs in the selected parameters, as rows of size d.
+    """The Jacobian phi(x) = d f(x) / d w of the outputs in the selected parameters, as rows of size d."""
 
-    Rows of `chunk_size` examples are held at once, or as many as `chunk_bytes` hold when that is `None`.
-    """
+    network: Network
+    selection: Selection
+    chunk_size: int | None  # examples whose rows are held at once; None for as many as `chunk_bytes` hold
+    dtype: torch.dtype
+    chunk_bytes: int = CHUNK_BYTES
+    orthonormal: ClassVar[bool] = True
 
-    orthonormal = True
-
-    def __init__(
-        self,
-        network: Network,
-        selection: Selection,
-        chunk_size: int | None,
-        dtype: torch.dtype,
-        chunk_bytes: int = CHUNK_BYTES,
-    ) -> None:
-        self.network = network
-        self.selection = selection
-        self.chunk_size = chunk_size
-        self.chunk_bytes = chunk_bytes
-        self.dtype = dtype
+    def __post_init__(self) -> None:
         self.notes: list[str] = []
         self._chunks = Chunks(self.notes, "tangents")
         self._capture: Capture | None = None
@@ -183,15 +173,12 @@ class Jacobian:
         """J v by forward-mode differentiation, all directions at once: (q, d) -> (q, n, k)."""
         parameters = self.selection.detached()
 
-        def along(direction: Tensor) -> Tensor:
+        def along(direction: Tensor) -> Any:
             tangents = self.selection.unflatten(direction, cast=True)
-            pushed: Tensor = jvp(
-                lambda values: self.network.with_parameters(values, inputs), (parameters,), (tangents,)
-            )[1]
-            return pushed
+            pushed = jvp(lambda values: self.network.with_parameters(values, inputs), (parameters,), (tangents,))
+            return pushed[1]
 
-        # Without a graph of the parameters that were not selected.
-        with locked(FORWARD_MODE), torch.no_grad(), plain_kernels():
+        with locked(FORWARD_MODE), torch.no_grad(), plain_kernels():  # no graph of parameters that were not selected
             found: Tensor = vmap(along, randomness="same")(directions)
         return found.to(self.dtype)
 

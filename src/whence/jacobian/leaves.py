@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from whence.errors import InputError, ShapeError, StaleModelError, TargetError
 
-NUMBERS_AT_ONCE = 2**22
-"""Leaf values of a batch: rows times trees times outputs of a leaf."""
+NUMBERS_AT_ONCE = 2**22  # leaf values of a batch: rows times trees times outputs of a leaf
 
 
 class LeafSum(nn.Module):
@@ -143,14 +142,14 @@ class LeafSum(nn.Module):
             given = given[:, 0]
         if given.ndim != 1:
             raise ShapeError(f"expected one label a row in {where}, got an array of shape {given.shape}.")
-        numbers = {label: at for at, label in enumerate(self.classes)}
-        codes = torch.tensor([numbers.get(label, -1) for label in given.tolist()])
-        empty = torch.tensor([missing and (label is None or label != label) for label in given.tolist()])
+        numbers, labels = {label: at for at, label in enumerate(self.classes)}, given.tolist()
+        codes = torch.tensor([numbers.get(label, -1) for label in labels])
+        empty = torch.tensor([missing and (label is None or label != label) for label in labels])
         unknown = ((codes < 0) & ~empty).nonzero().flatten().tolist()
         if unknown:
             raise TargetError(
                 f"expected labels of the model's classes {list(self.classes)[:10]} in {where}, got "
-                f"{given.tolist()[unknown[0]]!r} in row {unknown[0]}. Pass the labels that the model was trained with."
+                f"{labels[unknown[0]]!r} in row {unknown[0]}. Pass the labels that the model was trained with."
             )
         if self.likelihood == "categorical":
             return codes

@@ -17,15 +17,14 @@ from whence.jacobian.capture import Capture
 from whence.jacobian.gradients import HALVES
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
 from whence.jacobian.network import Network, Selection, SeparateExamples
-from whence.jacobian.sketches import ALL_OUTPUTS, COLUMNS, HessianSketch, Labels, SketchedOutputs, usual_columns
+from whence.jacobian.sketches import ALL_COLUMNS, ALL_OUTPUTS, COLUMNS, HessianSketch, Labels, SketchedOutputs
 from whence.jacobian.views import OutputView
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import eigh
 from whence.runtime.execution import Passes, Precision, Progress, State
 from whence.runtime.memory import Budget, free_memory, readable
 
-CHUNK_SHARE = 0.05
-"""A chunk of Jacobian rows takes at most this share of the memory budget."""
+CHUNK_SHARE = 0.05  # of the memory budget that a chunk of Jacobian rows takes, at most
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,8 @@ class Folds:
 class Linearization:
     """A trained network, linearized in the selected parameters around its weights, with its training data.
 
-    Attributes:
-        hessian_roots: (n, k, q) roots of the weighted loss's Hessian in the outputs; `None` for squared error
-            (identity).
-        sample_weights: (n,) how much each example counts, zero for those the loss leaves out; `None` if all count one.
-        sketch: of the Hessians, where there is one: then k counts the combinations of outputs that each example is seen
-            through, and vectors (n, k) are coordinates in these; see `whence.jacobian.sketches`.
-        gram: (n, k, k) inner products of these combinations.
-        passes: how passes over the training data run; several processes may share them.
+    Where there is a sketch of the Hessians, k counts the combinations of outputs that each example is seen through, and
+    vectors (n, k) are coordinates in these; see `whence.jacobian.sketches`.
     """
 
     network: Network
@@ -75,16 +68,16 @@ class Linearization:
     likelihood: Likelihood
     outputs: Tensor  # (n, k) of the training examples; k counts the outputs of all positions, where there are several
     residuals: Tensor  # (n, k) minus the gradient of the weighted loss in the outputs; y - f(x) for squared error
-    hessian_roots: Tensor | None
-    sample_weights: Tensor | None
+    hessian_roots: Tensor | None  # (n, k, q) of the weighted loss in the outputs; None for squared error (identity)
+    sample_weights: Tensor | None  # (n,) zero for examples that the loss leaves out; None if all count one
     dtype: torch.dtype
     budget: Budget
     progress: Progress
     chunk_size: int | None
     units: Positions | None = None  # the positions at which the network has outputs, where there are several
     sketch: HessianSketch | None = None
-    gram: Tensor | None = None
-    passes: Passes = field(default_factory=Passes)
+    gram: Tensor | None = None  # (n, k, k) inner products of the combinations of a sketch
+    passes: Passes = field(default_factory=Passes)  # over the training data; several processes may share them
     folds: Folds = field(default_factory=Folds)  # what is left out at once, where the ridge is chosen by leave-one-out
     precision: Precision = "float32"  # of products
     captures: list[Capture] = field(default_factory=list)  # that of the layers' gradients, once it is verified
@@ -162,11 +155,10 @@ class Linearization:
 
     def read(self, label: str, state: State | None = None, given: Sequence[Tensor] = ()) -> Iterator[Batch]:
         """One pass over the training data; the caller adds its sums to the tensors of `state`, see `Passes.over`."""
+        batches = self.batches.read(label)
         if state is None:
-            return self.batches.read(label)
-        return self.passes.over(
-            self.batches.read(label), lambda batch: batch.rows, label, state, self.dependencies(given)
-        )
+            return batches
+        return self.passes.over(batches, lambda batch: batch.rows, label, state, self.dependencies(given))
 
     def dependencies(self, given: Sequence[Tensor]) -> list[Tensor]:
         """What the sums of a pass depend on: `given`, and the combinations of a sketch, where there is one."""
@@ -180,9 +172,8 @@ class Linearization:
     @property
     def local_rows(self) -> slice:
         """The training examples of this process."""
-        passes = self.passes
-        count = self.n if passes.local_examples is None else passes.local_examples
-        return slice(passes.offset, passes.offset + count)
+        count = self.n if self.passes.local_examples is None else self.passes.local_examples
+        return slice(self.passes.offset, self.passes.offset + count)
 
     def weights(self) -> Tensor:
         """The selected weights, (d,)."""
@@ -219,18 +210,14 @@ class Linearization:
 
     def residuals_after(self, change: Tensor) -> Tensor:
         """(n, k) residuals after the outputs moved by `change`, sample weights multiplied in."""
-        shape = self.residuals.shape
         if self.sketch is not None:  # to first order: the other outputs are not known
             return Likelihood.residuals_after(self.likelihood, self.residuals, self.outputs, self.hessian_roots, change)
         residuals, outputs, roots, weights = self._by_position()
         found = self.likelihood.residuals_after(residuals, outputs, roots, change.reshape(outputs.shape))
-        return (found if weights is None else weights.unsqueeze(1) * found).reshape(shape)
+        return (found if weights is None else weights.unsqueeze(1) * found).reshape(self.residuals.shape)
 
     def log_residuals_after(self, change: Tensor) -> tuple[Tensor, Tensor]:
-        """`Likelihood.log_residuals_after` of each example (n,), of the position where it is largest.
-
-        Minus infinity for examples that do not count.
-        """
+        """`Likelihood.log_residuals_after` (n,) of the position where it is largest; -inf where no position counts."""
         if self.sketch is not None:
             found = self.unweighted(self.isometric(self.residuals_after(change))).abs().amax(1).log()
             return found, torch.zeros_like(found)
@@ -271,11 +258,11 @@ class Linearization:
         else:
             assert roots is not None
             counted = weights > 0
-            size = weights[counted].sqrt()
-            plain, scaled = roots[counted] / size.reshape(-1, 1, 1), residuals[counted] / size.unsqueeze(1)
+            size = weights[counted].sqrt().unsqueeze(1)
+            plain, scaled = roots[counted] / size.unsqueeze(2), residuals[counted] / size
             found = self.likelihood.noise(scaled, outputs[counted], plain, degrees_of_freedom)
             each = residuals.new_zeros(len(residuals), *found.roots.shape[1:])
-            each[counted] = size.reshape(-1, 1, 1) * found.roots
+            each[counted] = size.unsqueeze(2) * found.roots
             found = Noise(found.covariance, each, found.scale)
         return found if self.units is None else Noise(found.covariance, self.units.join(found.roots), found.scale)
 
@@ -320,10 +307,8 @@ def linearize(
         outputs, gram, weights = _sketched_derivatives(batches, sketch)
         residuals, roots = sketched_derivatives(outputs)
         batches.views = sketch.views
-    derivatives = (outputs, residuals, roots, none_if_ones(weights))
-    options = (dtype, budget, progress, chunk_size)
-    seen = (units, sketch, gram, batches.passes)
-    return Linearization(network, selection, batches, likelihood, *derivatives, *options, *seen)
+    given = (network, selection, batches, likelihood, outputs, residuals, roots, none_if_ones(weights))
+    return Linearization(*given, dtype, budget, progress, chunk_size, units, sketch, gram, batches.passes)
 
 
 def _loss_derivatives(
@@ -395,9 +380,8 @@ def default_columns(network: Network, batches: Batches) -> int | None:
     if shape.numel() <= ALL_OUTPUTS:
         return None
     known = length(batches.loader)
-    local = None if known is None else known * first.size
-    every = batches.passes.process_group.all_gather_object("the data", local)
-    columns = COLUMNS if None in every else usual_columns(sum(every))
+    every = batches.passes.process_group.all_gather_object("the data", None if known is None else known * first.size)
+    columns = COLUMNS if None in every else min(COLUMNS, max(1, -(-ALL_COLUMNS // max(sum(every), 1))))
     batches.notes.append(
         f"of {_sizes(shape)}, {columns} random column{'s' * (columns > 1)} of the loss's Hessian were used in each "
         "training example, and the residual; hessian_columns='all' uses all"
@@ -440,14 +424,13 @@ def _note_rounded(batches: Batches, sketch: HessianSketch, gram: Tensor, largest
     """Say so where residuals are no more than the rounding of the network."""
     used = next(sketch.network.model.parameters()).dtype
     scale = float(largest.max()) if not sketch.likelihood.has_classes else 1.0
-    size, rounding = float(gram[:, -1, -1].max()) ** 0.5, 8 * torch.finfo(used).eps * scale
-    note = (
-        f"residuals of at most {size:.2g} are rounding errors of {str(used).removeprefix('torch.')}: HeC0 to HeC3 and "
-        "shares mean nothing, and differ from one machine to another. Use model.double(), or targets that the network "
-        "does not reproduce"
-    )
-    if 0 < size <= rounding and note not in batches.notes:
-        batches.notes.append(note)
+    size = float(gram[:, -1, -1].max()) ** 0.5
+    if 0 < size <= 8 * torch.finfo(used).eps * scale:
+        batches.notes.append(
+            f"residuals of at most {size:.2g} are rounding errors of {str(used).removeprefix('torch.')}: HeC0 to HeC3 "
+            "and shares mean nothing, and differ from one machine to another. Use model.double(), or targets that the "
+            "network does not reproduce"
+        )
 
 
 def _sizes(shape: torch.Size) -> str:
@@ -455,16 +438,11 @@ def _sizes(shape: torch.Size) -> str:
     return f"{shape[-1]} outputs" + (f" at {' x '.join(map(str, shape[:-1]))} positions" if len(shape) > 1 else "")
 
 
-LEAST_MEMORY = 2**20
-"""Bytes below which no fit is planned."""
+LEAST_MEMORY = 2**20  # bytes below which no fit is planned
 
 
 def with_less_memory(problem: Linearization, least: int = LEAST_MEMORY) -> Linearization | None:
-    """The same problem with half the memory, and chunks of half the size where that was given, with a note.
-
-    Memory is not reduced below `least`; from there on, only chunks become smaller. `None` where there is nothing left
-    to halve.
-    """
+    """The same problem with half the memory, `least` at least, and smaller chunks; `None` if nothing can be halved."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     most = min(problem.budget.limit, free_memory(problem.device))
@@ -475,8 +453,6 @@ def with_less_memory(problem: Linearization, least: int = LEAST_MEMORY) -> Linea
     chunk = None if chunk is None else max(chunk // 2, 1)
     if limit < LEAST_MEMORY or (limit, chunk) == (problem.budget.limit, problem.chunk_size):
         return None
-    smaller = "" if chunk is None else f", chunks of {chunk} examples"
-    problem.batches.notes.append(
-        f"the device ran out of memory; the fit was planned again with {readable(limit)}{smaller}"
-    )
+    smaller = readable(limit) + ("" if chunk is None else f", chunks of {chunk} examples")
+    problem.batches.notes.append(f"the device ran out of memory; the fit was planned again with {smaller}")
     return replace(problem, budget=Budget(problem.device, limit), chunk_size=chunk)

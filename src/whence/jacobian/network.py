@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
@@ -24,11 +23,12 @@ from whence.errors import (
     NotDeterministicError,
     ShapeError,
     UncapturedParameterError,
-    UnsupportedLayerError,
     WhenceError,
     did_you_mean,
     first_line,
 )
+from whence.jacobian.rules.base import bind
+from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
 from whence.jacobian.views import OutputView
 from whence.runtime.model_state import plain_kernels, without_cudnn
 
@@ -37,17 +37,9 @@ TOLERANCES = {  # largest differences of outputs, relative to the largest one
     "alone": {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 3e-2, torch.bfloat16: 1e-1},
     "on another machine": {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1},
 }
-"""Between two calls (GPUs sum in any order); between an example alone and in its batch; between machines, with at least
-1e-2 on a GPU, where products may be rounded to TF32."""
-
-CHECKED_EXAMPLES = 256
-"""Examples of the first batch whose outputs are checked before anything else."""
-
-CHECKED_BATCHES = 32
-"""First batches in which an example is also run alone; after them, only batches whose number is a power of two."""
-
-MANY_OUTPUTS = 2**16
-"""Outputs of an example, at all positions, from which on only these batches are checked: one costs as much as a few."""
+CHECKED_EXAMPLES = 256  # of the first batch, whose outputs are checked before anything else
+CHECKED_BATCHES = 32  # in which an example is also run alone; after them, only batches whose number is a power of two
+MANY_OUTPUTS = 2**16  # of an example, from which on only the latter are checked: one costs as much as a few
 
 
 class Network:
@@ -64,13 +56,11 @@ class Network:
     @property
     def tolerance(self) -> float:
         """Largest relative difference to the outputs of the same model on another machine."""
-        coarsest = max(
-            (p.dtype for p in self.model.parameters() if p.is_floating_point()),
-            key=lambda one: torch.finfo(one).eps,
-            default=torch.float32,
-        )
+        dtypes = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        coarsest = max(dtypes, key=lambda one: torch.finfo(one).eps, default=torch.float32)
         found = TOLERANCES["on another machine"].get(coarsest, 1e-1)
-        return found if self.device.type == "cpu" or coarsest == torch.float64 else max(found, 1e-2)
+        tf32 = self.device.type != "cpu" and coarsest != torch.float64  # products may be rounded to it
+        return max(found, 1e-2) if tf32 else found
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
         """Outputs (n, k) with positions flattened, or what a view selects of them."""
@@ -106,10 +96,7 @@ class Network:
         return as_outputs(outputs, batch_size(inputs, "this batch"), "this batch").flatten(1)
 
     def _kernels(self) -> AbstractContextManager[Any]:
-        """Switch cuDNN off to differentiate recurrent layers, which it does in training mode only.
-
-        Modules that compiled themselves (`module.compile()`) run as they are written, so that their calls are seen.
-        """
+        """Without cuDNN for gradients of recurrent layers (it has them in training mode only), and nothing compiled."""
         if self._compiled and hasattr(torch.compiler, "set_stance"):  # of torch 2.6 and later
             eagerly: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
             return eagerly
@@ -117,11 +104,7 @@ class Network:
         return without_cudnn() if wanted else nullcontext()
 
     def check_repeatable(self, inputs: Inputs) -> list[str]:
-        """Raise unless the first examples have the same outputs in every call, whatever else is in the batch.
-
-        Returns:
-            Notes for the diagnostics.
-        """
+        """Raise unless the first examples have the same outputs in every call, in any batch; return notes."""
         inputs = take(inputs, slice(0, CHECKED_EXAMPLES))
         with torch.no_grad():
             with _NoRescaling():
@@ -159,12 +142,12 @@ class Network:
 
     def check_connected(self, parameters: Mapping[str, Tensor], inputs: Inputs) -> list[str]:
         """Names of the selected parameters that the outputs do not depend on; raise if they depend on none."""
+        unused = [*parameters]
         with torch.enable_grad(), plain_kernels():
             outputs = self(take(inputs, slice(0, 2)))  # a few examples show the graph
-            grads: Any = [None] * len(parameters)
             if outputs.requires_grad:
-                grads = torch.autograd.grad(outputs.sum(), list(parameters.values()), allow_unused=True)
-        unused = [name for name, grad in zip(parameters, grads, strict=True) if grad is None]
+                grads: Any = torch.autograd.grad(outputs.sum(), list(parameters.values()), allow_unused=True)
+                unused = [name for name, grad in zip(parameters, grads, strict=True) if grad is None]
         if len(unused) == len(parameters):
             raise UncapturedParameterError(
                 f"expected outputs that depend on the selected parameters, got none of the {len(parameters)} connected "
@@ -174,10 +157,7 @@ class Network:
         return unused
 
     def last_module(self, inputs: Inputs) -> str:
-        """The name of the module with trainable parameters of its own that starts last.
-
-        Not the one that ends last: a model with bare parameters of its own ends after all its layers.
-        """
+        """The name of the module with trainable parameters of its own that starts last (the model itself ends last)."""
         ran: list[str] = []
         handles = [
             module.register_forward_pre_hook(lambda *_, name=name: ran.append(name))
@@ -199,10 +179,9 @@ class Network:
 
 
 class SeparateExamples:
-    """Checks, batch by batch, that outputs of an example do not depend on the others.
+    """Checks that outputs do not depend on other examples: the most unusual of some batches is run alone.
 
-    A layer that mixes examples may have no effect on the first batch (a closed gate, dead units). On each of the first
-    batches, and on ever fewer later ones, the example with the most unusual outputs is therefore run alone.
+    On more than the first: a layer that mixes examples may have no effect there (a closed gate, dead units).
     """
 
     def __init__(self, network: Network) -> None:
@@ -213,9 +192,8 @@ class SeparateExamples:
     def check(self, inputs: Inputs, outputs: Tensor, where: str) -> None:
         """Raise if an example of this batch has other outputs when it is run alone."""
         self.batches += 1
-        number = self.batches
         checked = CHECKED_BATCHES if outputs[0].numel() < MANY_OUTPUTS else 0
-        if len(outputs) < 2 or (number > checked and number & (number - 1)):
+        if len(outputs) < 2 or (self.batches > checked and self.batches & (self.batches - 1)):
             return
         flat = outputs.detach().flatten(1)
         self.scale = max(self.scale, float(flat.abs().max()))
@@ -240,15 +218,9 @@ class _NoRescaling(TorchFunctionMode):
     """Refuses calls of `F.embedding` with `max_norm`, which would change the weight."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
         if func in (F.embedding, F.embedding_bag):
-            limit = given.get("max_norm", args[3] if len(args) > 3 else None)
-            if limit is not None:
-                raise UnsupportedLayerError(
-                    f"expected an embedding without max_norm, got F.embedding with max_norm={limit}, which changes the "
-                    "weight in every forward pass. Shorten its rows once, and leave max_norm out before the fit."
-                )
-        return func(*args, **given)
+            refuse_rescaling(bind(TABLE if func is F.embedding else BAG, args, kwargs or {}), ["max_norm"])
+        return func(*args, **(kwargs or {}))
 
 
 def parameter_slots(model: nn.Module) -> dict[str, list[str]]:
@@ -262,17 +234,11 @@ def parameter_slots(model: nn.Module) -> dict[str, list[str]]:
         >>> parameter_slots(nn.Sequential(layer, nn.Tanh(), layer))
         {'0.weight': ['0.weight']}
     """
-    first: dict[int, str] = {}
-    slots: dict[str, list[str]] = {}
-    done = set()
+    slots: dict[int, dict[tuple[int, str], str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         path, _, attribute = name.rpartition(".")
-        known = first.setdefault(id(parameter), name)
-        slot = (id(model.get_submodule(path)), attribute)
-        if slot not in done:
-            done.add(slot)
-            slots.setdefault(known, []).append(name)
-    return slots
+        slots.setdefault(id(parameter), {}).setdefault((id(model.get_submodule(path)), attribute), name)
+    return {next(iter(names.values())): [*names.values()] for names in slots.values()}
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -285,16 +251,11 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def as_outputs(outputs: Any, n: int, where: str) -> Tensor:
-    """The tensor in what a model returned, as (n, k), or (n, ..., k) with positions.
+    """The tensor in what a model returned (or its `logits`), as (n, k), or (n, ..., k) with positions.
 
-    Tensors of shape (n,) become (n, 1), and what is left of (1, k) after a `squeeze` (1, k) again; of a Hugging Face
-    output or a dict the `logits` are taken.
+    Tensors of shape (n,) become (n, 1), and what is left of (1, k) after a `squeeze` (1, k) again.
     """
-    found = outputs
-    if isinstance(found, Mapping):
-        found = found.get("logits")
-    elif hasattr(found, "logits"):
-        found = found.logits
+    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     if not isinstance(found, Tensor):
         raise ShapeError(
             f"expected the model to return a tensor, or something with `logits`, got {type(outputs).__name__} in "
@@ -423,7 +384,7 @@ def select(network: Network, choice: Choice, inputs: Inputs) -> Selection:
 
 def _matching(model: nn.Module, trainable: dict[str, nn.Parameter], choice: Any) -> dict[str, nn.Parameter]:
     """Trainable parameters with a name that matches a pattern; tied ones have several names."""
-    patterns = [choice] if isinstance(choice, str) or not isinstance(choice, Iterable) else list(choice)
+    patterns = [choice] if isinstance(choice, str) or not isinstance(choice, Iterable) else [*choice]
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise InputError(
             'expected parameters to be "all", "last_layer", names or patterns, or a function of name and parameter, '
@@ -455,8 +416,7 @@ def _listing(names: Iterable[str]) -> str:
 # --- Wrapped and sharded models ---------------------------------------------------------------------------------------
 
 
-FSDP = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
-"""The modules of its classes, in current and in older versions of torch."""
+FSDP = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # in current and in older versions of torch
 
 
 def unwrap(model: Any) -> Any:
@@ -470,13 +430,8 @@ def unwrap(model: Any) -> Any:
         True
     """
     found = model
-    while True:
-        if isinstance(found, (DistributedDataParallel, DataParallel)):
-            found = found.module
-        elif isinstance(found, nn.Module) and isinstance(getattr(found, "_orig_mod", None), nn.Module):  # compiled
-            found = found._orig_mod
-        else:
-            break
+    while isinstance(found, (DistributedDataParallel, DataParallel)) or hasattr(found, "_orig_mod"):
+        found = found._orig_mod if hasattr(found, "_orig_mod") else found.module  # compiled, or wrapped
     if not isinstance(found, nn.Module):
         return found
     kinds = {kind for module in found.modules() for kind in type(module).__mro__ if _is_fsdp(kind)}
@@ -489,10 +444,7 @@ def unwrap(model: Any) -> Any:
 
 
 def unsharded_copy(model: nn.Module) -> nn.Module:
-    """The same network as before `fully_shard`, with all weights gathered in every process.
-
-    Modules are copied one by one; their parameters are new, everything else in them is shared with the original.
-    """
+    """The network before `fully_shard`, with all weights gathered in every process; the rest is shared with it."""
     weights: dict[int, nn.Parameter] = {}
     modules: dict[int, nn.Module] = {}
 
@@ -527,15 +479,13 @@ def unsharded_copy(model: nn.Module) -> nn.Module:
 
 def _is_fsdp(thing: Any) -> bool:
     """Whether a class, or the class of a thing, was made by torch's FSDP2."""
-    kind = thing if isinstance(thing, type) else type(thing)
-    return any(one.__module__.startswith(FSDP) for one in kind.__mro__ if one is not object)
+    return any(one.__module__.startswith(FSDP) for one in (thing if isinstance(thing, type) else type(thing)).__mro__)
 
 
 # --- Labels of language models ----------------------------------------------------------------------------------------
 
 
-IGNORED = -100
-"""Labels that Hugging Face's models leave out of their own loss."""
+IGNORED = -100  # labels that Hugging Face's models leave out of their own loss
 
 
 def next_labels(labels: Tensor, ignore_index: int) -> Tensor:
@@ -559,14 +509,12 @@ def follow_own_loss(network: Network, batches: Batches, first: Batch, ignore_ind
     if ignore_index is None or labels.ndim != 2 or labels.is_floating_point() or labels.shape[1] < 2:
         return
     own = _own_loss(network, first)
-    if own is None:
-        return
     with torch.no_grad():
-        outputs = network.shaped(first.inputs).double()
-    if outputs.shape[:-1] != labels.shape:
+        outputs = None if own is None else network.shaped(first.inputs).double()
+    if own is None or outputs is None or outputs.shape[:-1] != labels.shape:
         return
     plain, shifted = (
-        float(cross_entropy(outputs.flatten(0, 1), one.reshape(-1).long(), ignore_index=IGNORED))
+        float(F.cross_entropy(outputs.flatten(0, 1), one.reshape(-1).long(), ignore_index=IGNORED))
         for one in (labels, next_labels(labels, IGNORED))
     )
     near = 1e-3 * abs(own) + 1e-6
@@ -593,6 +541,4 @@ def _own_loss(network: Network, batch: Batch) -> float | None:
     except Exception:  # a model that takes no labels, or none of this kind
         return None
     loss = answer.get("loss") if isinstance(answer, Mapping) else getattr(answer, "loss", None)
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not bool(torch.isfinite(loss)):
-        return None
-    return float(loss)
+    return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 and bool(torch.isfinite(loss)) else None

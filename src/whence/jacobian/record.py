@@ -1,9 +1,8 @@
 """From recorded calls to tangents.
 
-A model runs under a `Recorder`; a walk through its autograd graph finds the recorded uses that the outputs depend on,
-and uses that were not recorded; the recorded uses say in which form the gradient of each parameter comes, and so which
-parameters are one block; backward passes go down to the outputs of the recorded calls and no further, and the rules
-turn what arrives there into the tangents of the blocks.
+A walk through the autograd graph finds the recorded uses that the outputs depend on, and uses that were not recorded.
+The forms of their gradients say which parameters are one block. Backward passes go down to the outputs of the recorded
+calls and no further, and the rules turn what arrives there into the tangents of the blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -30,7 +30,6 @@ from whence.jacobian.gradients import (
     Kind,
     Kronecker,
     Layout,
-    Padded,
     Rows,
     Tangent,
     Whole,
@@ -40,8 +39,7 @@ from whence.jacobian.rules.embeddings import scatter
 from whence.jacobian.views import Columns
 from whence.runtime.model_state import plain_kernels
 
-Call = Callable[[Inputs], Tensor]
-"""Runs the user's model on a batch: outputs (n, k)."""
+Call = Callable[[Inputs], Tensor]  # runs the user's model on a batch: outputs (n, k)
 
 
 @contextmanager
@@ -53,12 +51,11 @@ def differentiable() -> Iterator[None]:
 
 # --- The autograd graph between the outputs and the recorded uses -----------------------------------------------------
 #
-# Outputs depend on a parameter through this graph alone. A walk that stops at recorded uses and still arrives at a
-# parameter has found a use that was not recorded, even if its gradient is zero on this batch. And where a function in
-# between may move one row of a batch to another, the places of the examples are verified on this batch.
+# A walk that stops at recorded uses and still arrives at a parameter has found a use that was not recorded, even if its
+# gradient is zero on this batch. Where a function in between may move one row of a batch to another, the places of the
+# examples are verified on this batch.
 
-Edge = tuple[Any, int]
-"""A node of the graph, and which of its outputs."""
+Edge = tuple[Any, int]  # a node of the graph, and which of its outputs
 
 
 class Walk(NamedTuple):
@@ -73,7 +70,7 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
     """Go from the outputs (n, k) back to parameters and recorded uses, and no further."""
     if not outputs.requires_grad:
         return Walk([], set(), False)
-    names = {id(parameter): name for name, parameter in parameters.items()}
+    names = {id(parameter): (name,) for name, parameter in parameters.items()}
     stops: dict[Edge, list[int]] = {}
     for at, record in enumerate(records):
         stops.setdefault((record.edge.node, record.edge.output_nr), []).append(at)
@@ -85,24 +82,18 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
     visited = set()
     while edges:
         edge = edges.pop()
+        node = edge[0]
         if edge in stops:
             new = [at for at in stops[edge] if at not in reached]
             reached.update(new)
             edges.extend(edge for at in new for edge in records[at].input_edges)
-            continue
-        node = edge[0]
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        following = node.next_functions
-        if not following:
-            name = names.get(id(getattr(node, "variable", None)))
-            if name is not None:
-                unrecorded.add(name)
-            continue
-        if not may_reorder and n > 1:
-            may_reorder = _may_reorder(node, n, last=node is first.node)
-        edges.extend(following)
+        elif node is not None and node not in visited:
+            visited.add(node)
+            edges.extend(node.next_functions)
+            if not node.next_functions:
+                unrecorded.update(names.get(id(getattr(node, "variable", None)), ()))
+            elif not may_reorder and n > 1:
+                may_reorder = _may_reorder(node, n, last=node is first.node)
     used = [records[at] for at in sorted(reached) if 0 not in records[at].shape]
     return Walk(used, unrecorded, may_reorder)
 
@@ -115,7 +106,7 @@ def _may_reorder(node: Any, n: int, last: bool) -> bool:
     if kind in ALONG_AXES:
         axes = getattr(node, "_saved_dims", None) or (getattr(node, "_saved_dim", 0),)
         # Of the outputs, only the first axis holds examples.
-        return any(_may_hold(_size(node, axis), n) for axis in map(_signed, axes) if not (last and axis == 1))
+        return any(_size(node, axis) % n == 0 for axis in map(_signed, axes) if not (last and axis == 1))
     check = REORDERING.get(kind)
     return check is not None and check(node, n)
 
@@ -127,17 +118,11 @@ def _by_index(node: Any, n: int) -> bool:
         return True
     sizes = getattr(node, "_saved_self_sym_sizes", None)  # of the tensor that is read; one written to keeps its shape
     indexed = [(axis, index) for axis, index in enumerate(found) if index is not None]
-    if indexed and indexed[0][0] == 0 and len(indexed[0][1]) == n and _counts_up(indexed[0][1]):
+    first: Any = indexed[0][1] if indexed and indexed[0][0] == 0 else ()
+    numbers = len(first) == n and first.dtype != torch.bool
+    if numbers and bool((first.movedim(0, -1) == torch.arange(n, device=first.device)).all()):
         return False
-    return any(_may_hold(_size(node, axis) if sizes is None else sizes[axis], n) for axis, _ in indexed)
-
-
-def _counts_up(index: Tensor) -> bool:
-    """0, 1, 2, ... along the first axis, whatever the others."""
-    if index.dtype == torch.bool:
-        return False
-    steps = torch.arange(len(index), device=index.device).reshape(-1, *(1,) * (index.dim() - 1))
-    return bool((index == steps).all())
+    return any((_size(node, axis) if sizes is None else sizes[axis]) % n == 0 for axis, _ in indexed)
 
 
 def _by_matrix(node: Any, n: int) -> bool:
@@ -147,26 +132,15 @@ def _by_matrix(node: Any, n: int) -> bool:
     return tuple(sizes[-2:]) == (n, n) and tuple(sizes[:-2]) in ((), (1,))
 
 
-def _looked_up(node: Any, n: int) -> bool:
-    """Rows of a tensor that is no parameter, looked up by an index."""
-    source = node.next_functions[0][0]
-    return source is not None and bool(source.next_functions)
-
-
 def _signed(axis: int) -> int:
     return axis - 2**64 if axis >= 2**63 else axis
 
 
-def _size(node: Any, axis: int) -> int | None:
-    """Size of an axis of the node's output; `None` if this version of torch does not store it."""
+def _size(node: Any, axis: int) -> int:
+    """Size of an axis of the node's output; 0, a multiple of any n, if this version of torch does not store it."""
     known = getattr(node, "_input_metadata", None)
-    if not known or not -len(known[0].shape) <= axis < len(known[0].shape):
-        return None
-    return int(known[0].shape[axis])
-
-
-def _may_hold(size: int | None, n: int) -> bool:
-    return size is None or size % n == 0
+    there = known and -len(known[0].shape) <= axis < len(known[0].shape)
+    return int(known[0].shape[axis]) if known and there else 0
 
 
 ALONG_AXES = {
@@ -178,7 +152,7 @@ REORDERING: dict[str, Callable[[Any, int], bool]] = {
     **dict.fromkeys(("PackPaddedSequence", "RepeatInterleave"), lambda node, n: True),
     **dict.fromkeys(("Index", "IndexPut", "IndexPutImpl"), _by_index),
     **dict.fromkeys(("Mm", "Bmm"), _by_matrix),
-    "Embedding": _looked_up,
+    "Embedding": lambda node, n: bool(getattr(node.next_functions[0][0], "next_functions", ())),  # of no parameter
     "Cat": lambda node, n: _signed(getattr(node, "_saved_dim", 0)) == 0,
     "Stack": lambda node, n: _signed(getattr(node, "_saved_dim", 0)) == 0 and len(node.next_functions) == n,
 }
@@ -205,12 +179,8 @@ class GradientForm:
             return True
         if name != block.parameters[0]:  # the bias of a weight
             return self.role == "bias" and self.partner == block.parameters[0]
-        if self.kind != block.kind:
-            return False
-        if block.kind == "rows":
-            return True
         joint = not block.has_bias or self.partner == block.parameters[1]
-        return joint and (self.groups, self.transposed) == (block.groups, block.transposed)
+        return joint and (self.kind, self.groups, self.transposed) == (block.kind, block.groups, block.transposed)
 
 
 def gradient_forms(record: Record) -> Iterable[tuple[str, GradientForm]]:
@@ -247,16 +217,12 @@ def make_blocks(records: Iterable[Record], parameters: Mapping[str, Tensor]) -> 
     for record in records:
         for name, form in gradient_forms(record):
             forms[name].add(form)
-    blocks: list[Block] = []
-    done: set[str] = set()
-    for name in parameters:
-        if name not in done:
-            names = _weight_and_bias(name, forms)
-            kinds = {(form.kind, form.groups, form.transposed) for form in forms[names[0]]}
-            kind, groups, transposed = kinds.pop() if len(kinds) == 1 else ("dense", 1, False)
-            shapes = tuple(tuple(parameters[each].shape) for each in names)
-            blocks.append(Block(names[0], names, shapes, kind, groups, transposed))
-            done.update(names)
+    blocks = []
+    for names in dict.fromkeys(_weight_and_bias(name, forms) for name in parameters):
+        kinds = {(form.kind, form.groups, form.transposed) for form in forms[names[0]]}
+        kind, groups, transposed = kinds.pop() if len(kinds) == 1 else ("dense", 1, False)
+        shapes = tuple(tuple(parameters[each].shape) for each in names)
+        blocks.append(Block(names[0], names, shapes, kind, groups, transposed))
     return tuple(blocks)
 
 
@@ -276,16 +242,11 @@ def _weight_and_bias(name: str, forms: Mapping[str, set[GradientForm]]) -> tuple
 def gradients(
     outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor, *, keep: bool = True, batched: bool = False
 ) -> list[Tensor]:
-    """Gradients in the leaves, dense; zeros for those that the outputs do not depend on.
-
-    Torch's own `materialize_grads` does not serve: in torch 2.4 its zeros require gradients, and no version has it for
-    a batch of cotangents.
-    """
+    """Gradients in the leaves, dense; zeros for others, which torch's `materialize_grads` lacks for batches."""
     found: Sequence[Tensor | None] = [None] * len(leaves)
+    options: Any = {"retain_graph": keep, "allow_unused": True, "is_grads_batched": batched}
     if outputs.requires_grad:
-        found = torch.autograd.grad(
-            outputs, leaves, cotangents, retain_graph=keep, allow_unused=True, is_grads_batched=batched
-        )
+        found = torch.autograd.grad(outputs, leaves, cotangents, **options)
     lead = (len(cotangents),) if batched else ()
     filled = [leaf.new_zeros(*lead, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
     return [one.to_dense() if one.is_sparse else one for one in filled]
@@ -304,29 +265,31 @@ def pull_back(
     if not records:
         return []
     uses = [UseGradients(record, layout, len(outputs)) for record, layout in zip(records, layouts, strict=True)]
-    edges = [record.edge for record in records]
     passes = [cotangents] if batched else [*cotangents]
     for number, cotangent in enumerate(passes):
         keep = not last or number + 1 < len(passes)
-        found = _vectorized(outputs, edges, cotangent, keep) if batched else _pulled(outputs, edges, cotangent, keep)
+        found = (_vectorized if batched else output_gradients)(outputs, records, cotangent, keep)
         for use, grads in zip(uses, found, strict=True):
             use.add(grads if batched or grads is None else grads.unsqueeze(0), len(cotangents) if batched else 1)
     return uses
 
 
-def _pulled(outputs: Tensor, edges: Sequence[GradientEdge], cotangent: Tensor, keep: bool) -> Sequence[Tensor | None]:
+def output_gradients(
+    outputs: Tensor, records: Sequence[Record], cotangent: Tensor, keep: bool = True
+) -> Sequence[Tensor | None]:
+    """Gradients in the outputs of the recorded calls for one cotangent (n, k)."""
+    edges = [record.edge for record in records]
+    if not edges:
+        return []
     return torch.autograd.grad(outputs, edges, cotangent, retain_graph=keep, allow_unused=True)
 
 
-def _vectorized(outputs: Tensor, edges: Sequence[GradientEdge], cotangents: Tensor, keep: bool) -> list[Tensor | None]:
-    """All cotangents in one pass.
-
-    Torch's own `is_grads_batched` has an older vmap, in which convolutions run in a loop over the cotangents.
-    """
-    reached: list[bool] = []  # which edges have a gradient
+def _vectorized(outputs: Tensor, records: Sequence[Record], cotangents: Tensor, keep: bool) -> list[Tensor | None]:
+    """All cotangents in one pass; in torch's own `is_grads_batched`, convolutions run in a loop over them."""
+    reached: list[bool] = []  # which outputs have a gradient
 
     def pulled(cotangent: Tensor) -> tuple[Tensor, ...]:
-        found = _pulled(outputs, edges, cotangent, keep)
+        found = output_gradients(outputs, records, cotangent, keep)
         reached[:] = [one is not None for one in found]
         return tuple(one for one in found if one is not None)
 
@@ -337,11 +300,7 @@ def _vectorized(outputs: Tensor, edges: Sequence[GradientEdge], cotangents: Tens
 
 
 class UseGradients:
-    """Gradients in the output of one recorded use.
-
-    Where they are larger than the gradients in its parameters (norms, biases alone, bare parameters), they are reduced
-    after each backward pass, so that those of all cotangents are never held together.
-    """
+    """Gradients in the output of one use, reduced after each backward pass where its parameters are smaller."""
 
     def __init__(self, record: Record, layout: Layout, examples: int) -> None:
         self.record, self.layout, self.examples = record, layout, examples
@@ -366,23 +325,13 @@ class UseGradients:
         values = self._use.dense(role, self.layout, grads)
         return values.reshape(*grads.shape[:2], *self.record.roles[role].tensor.shape)
 
-    def dense(self, role: str) -> Tensor:
-        """Gradients (n, c, *shape) in the tensor of a role."""
-        if not self._reduces:
-            return _concatenate([self._dense(role, grads) for grads in self.grads])
-        self._reduced[role] = [_concatenate(self._reduced[role])]
-        return self._reduced[role][0]
-
     def of_parameter(self, name: str) -> Iterator[tuple[Root, Tensor]]:
         """Gradients (n, c, *shape) in a parameter, or in rows taken from it."""
         for role, source in self.record.roles.items():
             if any(root.parameter == name for root in source.roots):
-                found = _to_roots(source, self.dense(role))
+                each = self._reduced[role] or [self._dense(role, grads) for grads in self.grads]
+                found = _to_roots(source, each[0] if len(each) == 1 else torch.cat(each, 1))
                 yield from ((root, grads) for root, grads in found if root.parameter == name)
-
-
-def _concatenate(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat([*parts], 1)  # of one part, cat would make a copy
 
 
 def _to_roots(source: Tracked, grads: Tensor) -> Iterator[tuple[Root, Tensor]]:
@@ -404,24 +353,18 @@ def _to_roots(source: Tracked, grads: Tensor) -> Iterator[tuple[Root, Tensor]]:
 
 # --- Tangents ---------------------------------------------------------------------------------------------------------
 
-LARGE_PARTS = 2**18
-"""On a CPU, gradients of several parameters of a block with more numbers are not copied next to each other."""
-
 
 def tangents_of(
     blocks: Sequence[Block], uses: Sequence[UseGradients], outputs: Tensor, cotangents: int
 ) -> list[Tangent]:
     """The tangents of all blocks, each from all uses of its parameters; zero where there are none."""
-    by_parameter: dict[str, dict[int, UseGradients]] = {}
+    by_parameter: dict[str, set[int]] = {}
     for at, use in enumerate(uses):
         for name in use.record.parameters:
-            by_parameter.setdefault(name, {})[at] = use
+            by_parameter.setdefault(name, set()).add(at)
     empty = outputs.detach().new_zeros(len(outputs), cotangents, 0)
-    tangents = []
-    for block in blocks:
-        own = {at: use for name in block.parameters for at, use in by_parameter.get(name, {}).items()}
-        tangents.append(_tangent(block, [own[at] for at in sorted(own)], empty))
-    return tangents
+    own = (set().union(*(by_parameter.get(name, ()) for name in block.parameters)) for block in blocks)
+    return [_tangent(block, [uses[at] for at in sorted(of)], empty) for block, of in zip(blocks, own, strict=True)]
 
 
 def _tangent(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Tangent:
@@ -429,9 +372,8 @@ def _tangent(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Tange
         return _kronecker(block, uses, empty)
     if block.kind == "rows":
         return _rows(block, uses, empty)
-    parts = tuple(_dense(block, at, uses, empty) for at in range(len(block.parameters)))
-    separate = len(parts) == 1 or (not parts[0].is_cuda and sum(part.numel() for part in parts) > LARGE_PARTS)
-    return Dense(block, parts if separate else (torch.cat(parts, -1),))
+    parts = [_dense(name, shape, uses, empty) for name, shape in zip(block.parameters, block.shapes, strict=True)]
+    return Dense(block, (parts[0] if len(parts) == 1 else torch.cat(parts, -1),))
 
 
 def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kronecker:
@@ -446,7 +388,8 @@ def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kro
         if len(pairs) > 1:
             g = Concatenated(tuple(g for _, g in pairs), "cotangents")
         if source.view is not None and source.view.rows is not None:
-            g = Padded(g, source.view.rows[0], o)
+            start, stop = source.view.rows
+            g = Whole(pad(g.tensor(), (start, o - stop)))
         factors.append((a, g))
     if not factors:
         n, c, _ = empty.shape
@@ -475,9 +418,8 @@ def _rows(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Rows:
     return Rows(block, torch.cat(index, 1), torch.cat(values, 2))
 
 
-def _dense(block: Block, at: int, uses: Sequence[UseGradients], empty: Tensor) -> Tensor:
+def _dense(name: str, shape: tuple[int, ...], uses: Sequence[UseGradients], empty: Tensor) -> Tensor:
     """The sum of all uses of one parameter, (n, c, p)."""
-    name, shape = block.parameters[at], block.shapes[at]
     total: Tensor | None = None
     for use in uses:
         for root, grads in use.of_parameter(name):
@@ -512,14 +454,8 @@ class Substitution(TorchFunctionMode):
         self._values = {id(parameter): values[name] for name, parameter in parameters.items()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*map(self._exchange, args), **{key: self._exchange(value) for key, value in (kwargs or {}).items()})
-
-    def _exchange(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self._values.get(id(value), value)
-        if type(value) in (list, tuple):
-            return type(value)(map(self._exchange, value))
-        return value
+        args, kwargs = tree_map(lambda value: self._values.get(id(value), value), (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class Vectorized:
@@ -555,14 +491,11 @@ class OneByOne:
 
     def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
         """Per-example gradients (n, c, *shape), one backward pass for each example and cotangent."""
-        leaves = list(self._parameters.values())
-        each = [
-            [gradients(row, leaves, u) for u in cotangents[:, at : at + 1]] for at, row in enumerate(self._rows)
-        ]  # of every example, cotangent and parameter
-        return {
-            name: torch.stack([torch.stack([grads[number] for grads in example]) for example in each])
-            for number, name in enumerate(self._parameters)
-        }
+        leaves, examples = list(self._parameters.values()), []
+        for at, row in enumerate(self._rows):
+            each = [gradients(row, leaves, u) for u in cotangents[:, at : at + 1]]
+            examples.append([torch.stack(grads) for grads in zip(*each, strict=True)])
+        return dict(zip(self._parameters, map(torch.stack, zip(*examples, strict=True)), strict=True))
 
 
 Run = Vectorized | OneByOne

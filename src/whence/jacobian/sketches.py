@@ -31,34 +31,12 @@ from whence.jacobian.network import Network, SeparateExamples
 from whence.jacobian.views import OutputMixtures, OutputView, Softmax, SoftmaxColumns, chunk_of_positions
 from whence.likelihoods import Categorical, Likelihood
 
-ALL_OUTPUTS = 64
-"""Largest number of outputs for which no sketch is used by default."""
-
-COLUMNS = 16
-"""Columns of a sketch, by default, of a training set of a few thousand examples or fewer."""
-
-ALL_COLUMNS = 2**16
-"""Columns of all examples together from which on fewer of each will do: curvatures of 3,500 degrees of freedom."""
-
-
-def usual_columns(examples: int) -> int:
-    """Columns of a sketch of each of so many examples, by default.
-
-    Examples:
-        >>> [usual_columns(n) for n in (100, 4096, 10_000, 1_000_000)]
-        [16, 16, 7, 1]
-    """
-    return min(COLUMNS, max(1, -(-ALL_COLUMNS // max(examples, 1))))
-
-
-CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
-"""The outputs of one chunk of a batch are kept under this size, where labels are sampled."""
-
-MIXTURE_BYTES = 96 * 2**20
-"""Random signs of all outputs of one chunk, where there are such, are kept under this size."""
-
-BLOCK = 128
-"""Probabilities whose sums are looked through before single ones."""
+ALL_OUTPUTS = 64  # up to which no sketch is used by default
+COLUMNS = 16  # of a sketch, by default, of a training set of a few thousand examples or fewer
+ALL_COLUMNS = 2**16  # of all examples, from which on fewer of each will do: curvatures of 3,500 degrees of freedom
+CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}  # of the outputs of a chunk, where labels are sampled
+MIXTURE_BYTES = 96 * 2**20  # of the random signs of all outputs of a chunk, where there are such
+BLOCK = 128  # probabilities whose sums are looked through before single ones
 
 
 class Labels(NamedTuple):
@@ -87,29 +65,20 @@ class SketchedOutputs(NamedTuple):
 
 @dataclass
 class HessianSketch:
-    """Views of a few combinations of the outputs of each training example, the same in every pass.
-
-    Attributes:
-        width: outputs k at each position; 0 before the first pass.
-        dense: whether the network has outputs at several positions.
-        counted: how many positions of training examples count.
-        labels: of all examples, padded to the longest; `None` in the first pass.
-        saved: (n, c + 1, c + 1) A^T A of the saved fit, where one was loaded: it must be the same here.
-    """
+    """Views of a few combinations of the outputs of each training example, the same in every pass."""
 
     network: Network  # the model
     likelihood: Likelihood  # gives residuals and the Hessian's root
     columns: int  # c
     seed: int  # of labels and signs
     dtype: torch.dtype  # of the algebra
-    width: int = 0
-    dense: bool = False
-    counted: int = 0
-    labels: Labels | None = None
-    saved: Tensor | None = None
+    width: int = 0  # outputs k at each position; 0 before the first pass
+    dense: bool = False  # whether the network has outputs at several positions
+    counted: int = 0  # how many positions of training examples count
+    labels: Labels | None = None  # of all examples, padded to the longest; None in the first pass
+    saved: Tensor | None = None  # (n, c + 1, c + 1) A^T A of the fit that was loaded: it must be the same here
 
     def __post_init__(self) -> None:
-        """Nothing was checked so far."""
         self._separate = SeparateExamples(self.network)
 
     def views(self, batch: Batch, where: str) -> Iterator[Batch]:
@@ -189,8 +158,7 @@ class HessianSketch:
 
     def _from_labels(self, outputs: Tensor, batch: Batch, where: str) -> tuple[OutputView, SketchedOutputs]:
         assert isinstance(self.likelihood, Categorical)
-        n, k = len(outputs), outputs.shape[-1]
-        flat = outputs.reshape(-1, k)
+        flat = outputs.flatten(0, -2)
         _, sizes = self.likelihood.check_labels(targets_at(batch.targets, outputs, where), flat, where)
         weights = position_weights(batch.weights, outputs, sizes > 0, where).double()
         labels = self._sampled(flat, *self._places(batch, weights)) if self.labels is None else self._known(batch)
@@ -200,7 +168,7 @@ class HessianSketch:
             values.to(self.dtype),
             gram.to(self.dtype),
             example_weights(batch.weights, weights).to(self.dtype),
-            values.new_zeros(n, dtype=self.dtype),
+            values.new_zeros(len(outputs), dtype=self.dtype),
             (weights > 0).sum(1),
             *labels,
         )
@@ -218,8 +186,8 @@ class HessianSketch:
         each = weights.reshape(-1, 1)
         residuals = (likelihood.residuals(flat, targets) * each).reshape(n, -1, 1)
         size = weights.shape[1] * likelihood.root_sizes(flat[:1], targets[:1]).shape[1]
-        mixing = self._mixing(n, size, batch.start, flat)
-        roots = likelihood.root_times(flat, targets, mixing.reshape(len(flat), -1, self.columns))
+        mixing = self._mixing(n, size, batch.start, flat).reshape(len(flat), -1, self.columns)
+        roots = likelihood.root_times(flat, targets, mixing)
         del mixing  # as large as what it makes
         roots = (roots * each.sqrt().unsqueeze(2)).reshape(n, -1, self.columns)
         check_finite((roots, residuals), f"derivatives of the {likelihood.name} loss", where)
@@ -240,8 +208,7 @@ class HessianSketch:
             return torch.eye(size, self.columns, dtype=like.dtype, device=like.device).expand(n, -1, -1)
         examples, places = (torch.arange(count, device=like.device) for count in (n, size))
         signs = random_signs((start + examples).unsqueeze(1), places.expand(n, -1), self.columns, self.seed)
-        found: Tensor = signs.to(like) / self.columns**0.5
-        return found
+        return signs.to(like).div_(self.columns**0.5)
 
     def _check_weights(self, weights: Tensor | None, where: str) -> None:
         """Raise for weights of positions with squared error: residuals without them are not known in a sketch."""
@@ -339,11 +306,9 @@ def random_uniform(examples: Tensor, places: Tensor, seed: int) -> Tensor:
 
 def random_signs(examples: Tensor, places: Tensor, count: int, seed: int) -> Tensor:
     """(n, t, count) random signs, int8, of examples (n, 1) and their places (n, t); as `random_uniform`."""
-    parts = []
-    for block, low in enumerate(range(0, count, 64)):
-        bits = torch.arange(min(64, count - low), device=places.device)
-        words = _hash(examples, places, block, seed).unsqueeze(2)
-        parts.append((2 * ((words >> bits) & 1) - 1).to(torch.int8))
+    bits = torch.arange(64, device=places.device)
+    words = [_hash(examples, places, block, seed).unsqueeze(2) for block in range(-(-count // 64))]
+    parts = [(2 * ((word >> bits[: count - 64 * at]) & 1) - 1).to(torch.int8) for at, word in enumerate(words)]
     return torch.cat(parts, dim=2)
 
 
@@ -355,8 +320,7 @@ def _hash(examples: Tensor, places: Tensor, stream: int, seed: int) -> Tensor:
 
 
 def _scrambled(words: Tensor) -> Tensor:
-    words = words + 1
-    words = words * _signed(0x9E3779B97F4A7C15)
+    words = (words + 1) * _signed(0x9E3779B97F4A7C15)
     words = (words ^ _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
     words = (words ^ _shifted(words, 27)) * _signed(0x94D049BB133111EB)
     return words ^ _shifted(words, 31)

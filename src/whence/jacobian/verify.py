@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any
 
 import torch
@@ -21,16 +22,15 @@ from torch.utils._pytree import tree_map
 
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import ShapeError, UncapturedParameterError
-from whence.jacobian.gradients import Layout, Tangent, possible_layouts
-from whence.jacobian.record import Call, differentiable
+from whence.jacobian.gradients import Kronecker, Layout, Tangent, possible_layouts
+from whence.jacobian.record import Call, differentiable, output_gradients
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import Record, flat_arguments
 from whence.linalg import gradients_not_finite
 
 # --- Autograd's gradients, to compare with ----------------------------------------------------------------------------
 
-BATCH_SIZES = (7, 5, 3, 2)
-"""Numbers of examples to verify on: no width, head count or sequence length is likely to be the same."""
+BATCH_SIZES = (7, 5, 3, 2)  # to verify on: no width, head count or sequence length is likely to be the same
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class AutogradReference:
         floor = scale * max(min(100 * torch.finfo(self.precision).eps, 1e-2), self.tolerance**2)  # of cancelling terms
         wrong: dict[str, str] = {}
         for tangent in tangents:
-            total, norm_of_terms = tangent.sum_over_examples()
+            total, norm_of_terms = _sum_over_examples(tangent)
             for name, got in tangent.block.from_matrix(total).items():
                 truth = self.gradients[name]
                 expected = torch.zeros_like(got) if truth is None else truth.double()
@@ -62,6 +62,16 @@ class AutogradReference:
                 if not gap <= self.tolerance * (norm + norm_of_terms) + floor:
                     wrong[name] = f"norm {norm:.6g}, got norm {float(got.norm()):.6g}, difference {gap:.3g}"
         return wrong
+
+
+def _sum_over_examples(tangent: Tangent) -> tuple[Tensor, float]:
+    """The sum for one cotangent, as a matrix of the block, and the norm of its terms, which may cancel in it."""
+    if not isinstance(tangent, Kronecker):
+        each = tangent.materialize().double()[:, 0]
+        return each.sum(0), float(each.norm())
+    a, g = tangent.inputs().double(), tangent.grads().double()
+    norm = (a.square().sum(-1).unsqueeze(1) * g.square().sum(-1)).sum().sqrt()
+    return torch.einsum("nceto,neti->eoi", g, a), float(norm)
 
 
 def tolerance(precision: torch.dtype, device: torch.device) -> float:
@@ -74,8 +84,11 @@ def tolerance(precision: torch.dtype, device: torch.device) -> float:
 
 def autograd_reference(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> AutogradReference:
     """Run the model on a few of the examples, without capture, and differentiate it."""
-    inputs = _few(inputs)
     n = batch_size(inputs, "the first batch")
+    if n == 1:  # with a single example every axis of size one could be the batch axis
+        inputs = tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, inputs)
+    n = next(size for size in BATCH_SIZES if size <= max(n, 2))
+    inputs = take(inputs, slice(0, n))
     with differentiable():
         outputs = call(inputs)
     if outputs.dim() != 2 or len(outputs) != n:
@@ -105,13 +118,6 @@ def _random_cotangent(outputs: Tensor) -> Tensor:
     """Random numbers (n, k), the same for every batch of n examples."""
     generator = torch.Generator("cpu").manual_seed(len(outputs))
     return torch.randn(outputs.shape, generator=generator, dtype=torch.float64, device="cpu").to(outputs.detach())
-
-
-def _few(inputs: Inputs) -> Inputs:
-    n = batch_size(inputs, "the first batch")
-    if n == 1:  # with a single example every axis of size one could be the batch axis
-        return tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, inputs)
-    return take(inputs, slice(0, next(size for size in BATCH_SIZES if size <= n)))
 
 
 class _Precision(TorchFunctionMode):
@@ -159,23 +165,17 @@ def possible_layouts_of(record: Record, n: int) -> list[Layout]:
 
 
 def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[list[Layout] | None]:
-    """The layouts that hold for each use in this batch; `None` for uses without a gradient, which show nothing.
-
-    A layout holds if gradients pulled back from some examples alone are zero for all others.
-    """
+    """The layouts in which gradients from some examples are zero for all others; `None` for uses without a gradient."""
     n, cotangent = len(outputs), _random_cotangent(outputs)
-    plain = _output_gradients(outputs, records, cotangent)
+    plain = output_gradients(outputs, records, cotangent)
     have = [at for at, gradient in enumerate(plain) if gradient is not None and bool(gradient.any())]
-    found: list[list[Layout] | None] = [None] * len(records)
     left = {at: possible_layouts_of(records[at], n) for at in have}
     for examples in separating_sets(n).to(outputs.device) if have else ():
-        grads = _output_gradients(outputs, [records[at] for at in have], cotangent * examples[:, None])
+        grads = output_gradients(outputs, [records[at] for at in have], cotangent * examples[:, None])
         for at, gradient in zip(have, grads, strict=True):
             if gradient is not None:
                 left[at] = [one for one in left[at] if not bool(one.canonical(gradient, n)[~examples].any())]
-    for at, layouts in left.items():
-        found[at] = layouts
-    return found
+    return [left.get(at) for at in range(len(records))]
 
 
 def separating_sets(n: int) -> Tensor:
@@ -189,32 +189,19 @@ def separating_sets(n: int) -> Tensor:
     return torch.stack([side for digit in digits for side in (digit, ~digit)])
 
 
-def _output_gradients(outputs: Tensor, records: Sequence[Record], cotangent: Tensor) -> list[Tensor | None]:
-    """Gradients in the outputs of the recorded calls for one cotangent; the graph is kept."""
-    edges = [record.edge for record in records]
-    if not edges:
-        return []
-    return list(torch.autograd.grad(outputs, edges, cotangent, retain_graph=True, allow_unused=True))
-
-
 def rows_are_in_place(outputs: Tensor, records: Sequence[Record], layouts: Sequence[Layout]) -> bool:
     """Whether every example's gradients are where the layouts say, on a batch whose rows may have been reordered.
 
-    A cotangent is pulled back as it is, and with a power of two for each example: gradients in the rows of an example
-    must be multiplied by its power, exactly. Powers are the digits of the examples' numbers, so that any two examples
-    differ in one of a few such cotangents.
+    With a power of two for each example in the cotangent, its gradients must be multiplied by that power. Powers are
+    digits of the examples' numbers, so that any two examples differ in one of a few such cotangents.
     """
     n = len(outputs)
     base = 7 if outputs.dtype == torch.float16 else 15  # how many powers of two the precision has room for
-    digits = 1
-    while base**digits < n:
-        digits += 1
-    cotangent = _random_cotangent(outputs)
-    number = torch.arange(n, device=outputs.device)
-    plain = _output_gradients(outputs, records, cotangent)
-    for digit in range(digits):
-        power = torch.pow(2.0, (number // base**digit % base - base // 2).double()).to(outputs.dtype)
-        scaled = _output_gradients(outputs, records, power.unsqueeze(1) * cotangent)
+    cotangent, number = _random_cotangent(outputs), torch.arange(n, device=outputs.device)
+    plain = output_gradients(outputs, records, cotangent)
+    for place in takewhile(lambda place: place == 1 or place < n, (base**digit for digit in count())):
+        power = torch.pow(2.0, (number // place % base - base // 2).double()).to(outputs.dtype)
+        scaled = output_gradients(outputs, records, power.unsqueeze(1) * cotangent)
         for before, after, layout in zip(plain, scaled, layouts, strict=True):
             if before is not None and after is not None and not _multiplied(before, after, layout, power):
                 return False
@@ -253,5 +240,4 @@ def uncovered_calls(call: Call, parameter: Tensor, inputs: Inputs) -> str:
     """What a model does with a parameter that no rule covers, in words."""
     with torch.no_grad(), _UncoveredCalls(parameter) as calls:
         call(inputs)
-    names = sorted(calls.names)
-    return f"it goes into {', '.join(names)}" if names else "it is used in a way no rule covers"
+    return f"it goes into {', '.join(sorted(calls.names))}" if calls.names else "it is used in a way no rule covers"

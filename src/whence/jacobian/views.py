@@ -24,14 +24,15 @@ class OutputView:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        _pytree.register_pytree_node(
-            cls, lambda view: ([getattr(view, one.name) for one in fields(view)], None), lambda parts, _: cls(*parts)
-        )
+        _pytree.register_pytree_node(cls, lambda view: (view._parts(), None), lambda parts, _: cls(*parts))
+
+    def _parts(self) -> list[Any]:
+        return [getattr(self, one.name) for one in fields(self)]  # type: ignore[arg-type]
 
     @property
-    @abstractmethod
     def count(self) -> int:
-        """The number c."""
+        """The number c: the last axis of the tensor that comes after the inputs."""
+        return int(self._parts()[1].shape[-1])
 
     @abstractmethod
     def apply(self, outputs: Tensor) -> Tensor:
@@ -51,11 +52,6 @@ class SelectedOutputs(OutputView):
     inputs: Any
     index: Tensor  # (n, c) positions among the K outputs
 
-    @property
-    def count(self) -> int:
-        """The number c."""
-        return self.index.shape[-1]
-
     def apply(self, outputs: Tensor) -> Tensor:
         """Pick them."""
         return outputs.gather(1, self.index)
@@ -74,11 +70,6 @@ class OutputMixtures(OutputView):
     basis: Tensor  # (n, j, c) weights of j outputs in c mixtures
     start: int = 0  # the first of the j outputs
 
-    @property
-    def count(self) -> int:
-        """The number c."""
-        return self.basis.shape[-1]
-
     def apply(self, outputs: Tensor) -> Tensor:
         """Mix them."""
         some = outputs[:, self.start : self.start + self.basis.shape[-2]]
@@ -90,8 +81,7 @@ class OutputMixtures(OutputView):
 # Probabilities are taken relative to the most probable class: with odds d_y = exp(f_y - f_top), zero for the top class,
 # and their sum s, p_y = d_y / (1 + s) and 1 - p_top = s / (1 + s), which keeps its digits however certain the top is.
 
-CHUNK = {"cpu": 2**20, "cuda": 2**26}
-"""Outputs of the positions that are widened at once."""
+CHUNK = {"cpu": 2**20, "cuda": 2**26}  # outputs of the positions that are widened at once
 
 
 def chunk_of_positions(outputs: Tensor) -> int:
@@ -166,18 +156,12 @@ class SoftmaxColumns(OutputView):
     weights: Tensor  # (n, t, c)
     floors: Tensor  # (n, t, c); h is the weight times the root of max(p_y, floor)
 
-    @property
-    def count(self) -> int:
-        """The number c."""
-        return self.classes.shape[-1]
-
     def apply(self, outputs: Tensor) -> Tensor:
         """Sum them up."""
         n, t, _ = self.classes.shape
-        rows = outputs.reshape(n * t, -1)
         given = (one.flatten(0, 1) for one in (self.classes.long(), self.weights, self.floors))
         columns: Any = Columns.apply
-        found: Tensor = columns(rows, *given)[0].unflatten(0, (n, t)).sum(1)
+        found: Tensor = columns(outputs.reshape(n * t, -1), *given)[0].unflatten(0, (n, t)).sum(1)
         return found
 
     def products(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,16 +193,14 @@ class Columns(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Values (m, c) of outputs (m, k); and what the derivative needs."""
         others = torch.empty_like(outputs)
-        step, parts, start = chunk_of_positions(outputs), [], 0
-        for some, y, weight, floor in zip(
-            *(one.split(step) for one in (outputs, classes, weights, floors)), strict=True
-        ):
+        step, parts = chunk_of_positions(outputs), []
+        given = (outputs, classes, weights, floors, others)
+        for some, y, weight, floor, kept in zip(*(one.split(step) for one in given), strict=True):
             p = Softmax.of(some)
             probability = torch.where(y == p.top, p.largest, p.others.gather(1, y))
             h = weight.to(probability.dtype) * torch.maximum(probability, floor.to(probability.dtype)).sqrt()
             parts.append((h * (p.below.gather(1, y) + p.minus_mean()), h, p.rest, p.top))
-            others[start : start + len(some)] = p.others
-            start += len(some)
+            kept.copy_(p.others)
         values, h, rest, top = (torch.cat(each) for each in zip(*parts, strict=True))
         return values, others, h, rest, top
 

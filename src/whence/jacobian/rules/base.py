@@ -64,21 +64,13 @@ class Tracked:
 
 
 class Use(ABC):
-    """One call that used parameters in a way a rule understands.
+    """One call that used parameters in a way a rule understands."""
 
-    Class attributes:
-        kind: The form of the gradient in the role "weight".
-        joint: Whether "weight" and "bias" may be one block.
-        groups: e, of kronecker uses.
-        transposed: Whether the weight is stored input first, of kronecker uses.
-        has_inputs: Whether the output depends on anything beside the tensors of its roles.
-    """
-
-    kind: ClassVar[Kind] = "dense"
-    joint: ClassVar[bool] = False
-    has_inputs: ClassVar[bool] = True
-    groups: int = 1
-    transposed: bool = False
+    kind: ClassVar[Kind] = "dense"  # the form of the gradient in the role "weight"
+    joint: ClassVar[bool] = False  # whether "weight" and "bias" may be one block
+    has_inputs: ClassVar[bool] = True  # whether the output depends on anything beside the tensors of its roles
+    groups: int = 1  # e, of kronecker uses
+    transposed: bool = False  # whether the weight is stored input first, of kronecker uses
 
     @abstractmethod
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
@@ -112,8 +104,7 @@ class Use(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no rows")
 
 
-CallSite = tuple[str, tuple[str, ...], int]
-"""A call whose output may have a batch axis: its kind, its parameters, and how many like it came before."""
+CallSite = tuple[str, tuple[str, ...], int]  # kind and parameters of a call, and how many like it came before
 
 
 @dataclass(frozen=True)
@@ -151,17 +142,13 @@ class Record:
 
 @dataclass
 class BatchAxes:
-    """Which outputs have a batch axis: guessed from their shapes, verified on the first batch, then reused.
-
-    Attributes:
-        answers: those of the last run, in order, by kind and parameters of the call.
-        confirmed: call sites of later runs whose outputs were found to have one.
-    """
+    """Which outputs have a batch axis: guessed from their shapes, verified on the first batch, then reused."""
 
     refuted: set[CallSite] = field(default_factory=set)  # call sites whose outputs were found to have none
+    # those of the last run, in order, by kind and parameters of the call
     answers: dict[tuple[str, tuple[str, ...]], list[bool]] = field(default_factory=dict)
     verified: bool = False  # whether the answers are verified: they are repeated, and only new call sites are guessed
-    confirmed: set[CallSite] = field(default_factory=set)
+    confirmed: set[CallSite] = field(default_factory=set)  # of later runs, whose outputs were found to have one
 
     def exists(self, site: CallSite, guess: Callable[[], bool]) -> bool:
         """Whether the output of a call has a batch axis."""
@@ -169,9 +156,7 @@ class BatchAxes:
             answer = site not in self.refuted and guess()
             self.answers.setdefault(site[:2], []).append(answer)
             return answer
-        if site in self.refuted:
-            return False
-        known = self.known(site)
+        known = False if site in self.refuted else self.known(site)
         if known is not None:
             return known
         same = set(self.answers.get(site[:2], []))  # one answer for all, as for a cell called once for every token
@@ -186,10 +171,9 @@ class BatchAxes:
 
 
 class Recorder(TorchFunctionMode):
-    """Records the calls of one forward pass. Nothing is attached to the model; leaving the mode ends it.
+    """Records the calls of one forward pass; `batch_axes` are those of an earlier run, or are filled in by this one.
 
     A reader that computes with other functions does so under `with recorder:`, so that their calls are read, too.
-    `batch_axes` are those verified in an earlier run, or are filled in by this one.
     """
 
     def __init__(
@@ -237,18 +221,11 @@ class Recorder(TorchFunctionMode):
             return
         guessed = site is not None and self.batch_axes.verified and self.batch_axes.known(site) is None
         described = (output.shape, output.dtype, output.device)
-        edges = self._input_edges(sources) if use.has_inputs else ()
-        self.records.append(Record(use, sources, get_gradient_edge(output), described, site, edges, guessed))
-
-    def _input_edges(self, sources: Mapping[str, Tracked]) -> tuple[tuple[Any, int], ...]:
-        """Where the tensors that went into the call stand in the graph, except those in roles."""
         in_roles = {id(source.tensor) for source in sources.values()}
-        edges = [
-            get_gradient_edge(one)
-            for one in self._arguments
-            if isinstance(one, Tensor) and one.requires_grad and id(one) not in in_roles
-        ]
-        return tuple((edge.node, edge.output_nr) for edge in edges)
+        inputs = [one for one in self._arguments if use.has_inputs and isinstance(one, Tensor) and one.requires_grad]
+        edges = [get_gradient_edge(one) for one in inputs if id(one) not in in_roles]
+        others = tuple((edge.node, edge.output_nr) for edge in edges)
+        self.records.append(Record(use, sources, get_gradient_edge(output), described, site, others, guessed))
 
     def track(
         self, output: Any, *sources: Tracked, view: ParameterView | None = None, index: Tensor | None = None
@@ -257,21 +234,17 @@ class Recorder(TorchFunctionMode):
         self._site = None
         if not isinstance(output, Tensor) or not output.requires_grad or id(output) in self._tracked:
             return
+        roots = {id(root.tensor): root for source in sources for root in source.roots}
         if index is not None:
-            roots: tuple[Root, ...] = (Root(sources[0].roots[0].parameter, output, index),)
-        else:
-            roots = tuple({id(root.tensor): root for source in sources for root in source.roots}.values())
-        self._tracked[id(output)] = Tracked(output, roots, view)
+            roots = {0: Root(sources[0].roots[0].parameter, output, index)}
+        self._tracked[id(output)] = Tracked(output, tuple(roots.values()), view)
 
     def has_batch_axis(self, kind: str, sources: Sequence[Tracked], shape: Sequence[int]) -> bool:
         """Whether an output of this shape has a batch axis; if not, it is a function of parameters alone."""
         names = tuple(root.parameter for source in sources for root in source.roots)
         site = (kind, names, self._calls[kind, names])
         self._calls[kind, names] += 1
-        every = range(len(shape))
-        found = self.batch_axes.exists(
-            site, lambda: next(possible_layouts(every, shape, self.examples), None) is not None
-        )
+        found = self.batch_axes.exists(site, lambda: any(possible_layouts(range(len(shape)), shape, self.examples)))
         self._site = site if found else None
         return found
 

@@ -39,9 +39,8 @@ def attention(recorder: Recorder, function: Function, args: Arguments, kwargs: K
 def _attention(given: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
     """The same as PyTorch's own, on (t, n, d)."""
     heads = given["num_heads"]
-    q, k, v = (
-        one.reshape(*one.shape[:2], heads, -1).permute(1, 2, 0, 3) for one in _projected(given)
-    )  # (n, h, t, d / h)
+    # (n, h, t, d / h)
+    q, k, v = (one.reshape(*one.shape[:2], heads, -1).permute(1, 2, 0, 3) for one in _projected(given))
     mask, weights = _mask(given, q, k), None
     if given.get("need_weights", True):
         scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)
@@ -69,17 +68,17 @@ def _projected(given: Mapping[str, Any]) -> Sequence[Tensor]:
 
 def _mask(given: Mapping[str, Any], q: Tensor, k: Tensor) -> Tensor | None:
     """Both masks as one to be added to the scores (n, h, t, s)."""
-    shapes = {"attn_mask": (*q.shape[:3], k.shape[2]), "key_padding_mask": (len(q), 1, 1, k.shape[2])}
-    total: Tensor | None = None
-    for name, shape in shapes.items():
-        mask = given.get(name)
-        if mask is not None:
-            if mask.dtype == torch.bool:
-                mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, float("-inf"))
-            if name == "key_padding_mask" or mask.dim() == 3:
-                mask = mask.reshape(shape)
-            total = mask if total is None else total + mask
-    return total
+    among, padding = given.get("attn_mask"), given.get("key_padding_mask")
+    if among is not None and among.dim() == 3:
+        among = among.reshape(*q.shape[:3], k.shape[2])
+    if padding is not None:
+        padding = padding.reshape(len(q), 1, 1, k.shape[2])
+    masks = [
+        torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else mask
+        for mask in (among, padding)
+        if mask is not None
+    ]
+    return sum(masks[1:], masks[0]) if masks else None
 
 
 # --- LSTM, GRU and plain recurrent networks ---------------------------------------------------------------------------
@@ -99,14 +98,6 @@ def _gru(inputs: Tensor, hidden: Tensor, state: State) -> State:
     reset, update = (r + hr).sigmoid(), (z + hz).sigmoid()
     candidate = (m + reset * hm).tanh()
     return ((1 - update) * candidate + update * state[0],)
-
-
-def _tanh(inputs: Tensor, hidden: Tensor, state: State) -> State:
-    return ((inputs + hidden).tanh(),)
-
-
-def _relu(inputs: Tensor, hidden: Tensor, state: State) -> State:
-    return ((inputs + hidden).relu(),)
 
 
 def _scan(step: Step, inputs: Tensor, state: State, weights: Sequence[Tensor], biased: bool) -> tuple[Tensor, State]:
@@ -177,14 +168,14 @@ def _cell(step: Step) -> Reader:
     return read
 
 
+STEPS: dict[str, Step] = {
+    "lstm": _lstm,
+    "gru": _gru,
+    "rnn_tanh": lambda inputs, hidden, state: ((inputs + hidden).tanh(),),
+    "rnn_relu": lambda inputs, hidden, state: ((inputs + hidden).relu(),),
+}
 READERS: dict[Function, Reader] = {
     F.multi_head_attention_forward: attention,
-    torch.lstm: _network(_lstm),
-    torch.gru: _network(_gru),
-    torch.rnn_tanh: _network(_tanh),
-    torch.rnn_relu: _network(_relu),
-    torch.lstm_cell: _cell(_lstm),
-    torch.gru_cell: _cell(_gru),
-    torch.rnn_tanh_cell: _cell(_tanh),
-    torch.rnn_relu_cell: _cell(_relu),
+    **{getattr(torch, name): _network(step) for name, step in STEPS.items()},
+    **{getattr(torch, f"{name}_cell"): _cell(step) for name, step in STEPS.items()},
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -50,9 +50,9 @@ def scatter(index: Tensor, values: Tensor, table: Sequence[int]) -> Tensor:
     return out.scatter_add_(2, index[:, None, :, None].expand_as(values), values).reshape(n, c, *table)
 
 
-def _refuse_rescaling(given: dict[str, Any]) -> None:
+def refuse_rescaling(given: Mapping[str, Any], options: Sequence[str] = ("max_norm", "scale_grad_by_freq")) -> None:
     """Refuse options with which autograd's gradient is not the derivative, or the forward pass changes the weight."""
-    for option in ("max_norm", "scale_grad_by_freq"):
+    for option in options:
         if given.get(option):
             raise UnsupportedLayerError(
                 f"expected an embedding without {option}, got {option}={given[option]}: it changes the weight or its "
@@ -74,11 +74,10 @@ def look_up(recorder: Recorder, out: Tensor, weight: Tensor, index: Tensor, padd
 
 def embedding(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
     """`F.embedding(index, weight)`."""
-    names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-    given = bind(names, args, kwargs)
+    given = bind(TABLE, args, kwargs)
     if not recorder.tracks(given["weight"]):
         return function(*args, **kwargs)
-    _refuse_rescaling(given)
+    refuse_rescaling(given)
     out = function(*args, **kwargs)
     return look_up(recorder, out, given["weight"], given["input"], given.get("padding_idx"))
 
@@ -96,7 +95,7 @@ def embedding_bag(recorder: Recorder, function: Function, args: Arguments, kwarg
     weight, mode = given["weight"], given.get("mode", "mean")
     if not recorder.tracks(weight) or mode == "max":
         return function(*args, **kwargs)
-    _refuse_rescaling(given)
+    refuse_rescaling(given)
     index, factors = given["input"], given.get("per_sample_weights")
     factors = torch.ones_like(index, dtype=weight.dtype) if factors is None else factors
     if given.get("padding_idx") is not None:
@@ -111,15 +110,14 @@ def embedding_bag(recorder: Recorder, function: Function, args: Arguments, kwarg
 
 def _pad_bags(index: Tensor, factors: Tensor, offsets: Tensor, closed: bool) -> tuple[Tensor, Tensor]:
     """Bags of different lengths, one after the other, as (b, longest) with weight 0 behind the end of each."""
-    ends = offsets[1:] if closed else torch.cat([offsets[1:], offsets.new_tensor([len(index)])])
-    starts = offsets[:-1] if closed else offsets
-    lengths = ends - starts
+    bounds = offsets if closed else torch.cat([offsets, offsets.new_tensor([len(index)])])
+    lengths = bounds.diff()
     steps = torch.arange(int(lengths.max()) if len(lengths) else 0, device=index.device)
-    inside = steps < lengths[:, None]
-    where = (starts[:, None] + steps).clamp(max=max(len(index) - 1, 0))
-    return index[where], factors[where] * inside
+    where = (bounds[:-1, None] + steps).clamp(max=max(len(index) - 1, 0))
+    return index[where], factors[where] * (steps < lengths[:, None])
 
 
+TABLE = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 BAG = (
     *("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse"),
     *("per_sample_weights", "include_last_offset", "padding_idx"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import Any, ClassVar
 
 import torch
@@ -95,12 +96,8 @@ class Windows:
 
     def count(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Number of windows along each axis of an image of these sizes."""
-        return tuple(
-            (size + sum(pad) - dilation * (kernel - 1) - 1) // stride + 1
-            for size, kernel, stride, pad, dilation in zip(
-                sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True
-            )
-        )
+        each = zip(sizes, self.padding, self.dilation, self.kernel, self.stride, strict=True)
+        return tuple((size + sum(pad) - d * (kernel - 1) - 1) // stride + 1 for size, pad, d, kernel, stride in each)
 
     def padded(self, images: Tensor) -> Tensor:
         """The images with their border of zeros."""
@@ -109,22 +106,13 @@ class Windows:
         return F.pad(images, [side for pad in reversed(self.padding) for side in pad])
 
     def unfold(self, images: Tensor, counts: Sequence[int] | None = None, ones: bool = False) -> Tensor:
-        """All windows, or the first `counts` along each axis: (b, channels, *sizes) to (b, e, i, t), one strided copy.
-
-        `ones` appends a row of ones to i.
-        """
+        """All windows, or the first `counts` along each axis: (b, channels, *sizes) to (b, e, i, t), ones behind i."""
         b, channels = images.shape[:2]
         counts = counts or self.count(images.shape[2:])
         images = self.padded(images)
-        steps = images.stride()[2:]
-        view = images.as_strided(
-            (b, channels, *self.kernel, *counts),
-            (
-                *images.stride()[:2],
-                *(step * dilation for step, dilation in zip(steps, self.dilation, strict=True)),
-                *(step * stride for step, stride in zip(steps, self.stride, strict=True)),
-            ),
-        )
+        inside, between = (map(mul, images.stride()[2:], steps) for steps in (self.dilation, self.stride))
+        strides = (*images.stride()[:2], *inside, *between)
+        view = images.as_strided((b, channels, *self.kernel, *counts), strides)
         t = torch.Size(counts).numel()
         if not ones:
             return view.reshape(b, self.groups, -1, t)
@@ -144,30 +132,18 @@ class Windows:
             # in this order a GPU's tensor units compute; the windows are larger than the images
             images, weight = (one.contiguous(memory_format=torch.channels_last) for one in (images, weight))
         bias = None if offsets is None else offsets.flatten()
-        out = CONVOLUTIONS[self.dims](
-            images,
-            weight,
-            bias,
-            self.stride,
-            [pad[0] for pad in self.padding] if alike else 0,
-            self.dilation,
-            self.groups,
-        )  # (b, e r, *counts)
-        return out.reshape(images.shape[0], e, r, -1)
+        padding = [pad[0] for pad in self.padding] if alike else 0
+        out = CONVOLUTIONS[self.dims](images, weight, bias, self.stride, padding, self.dilation, self.groups)
+        return out.reshape(images.shape[0], e, r, -1)  # from (b, e r, *counts)
 
 
 @dataclass(frozen=True)
-class Unfolded:
-    """The windows of images (..., channels, *sizes) as a factor (..., e, t, i), unfolded on demand.
+class Unfolded(Factor):
+    """The windows of images (..., channels, *sizes) as a factor (..., e, t, i), unfolded on demand."""
 
-    Args:
-        images: (b, channels, *sizes) where b holds the examples as `layout` says; (n, c, ..., channels, *sizes),
-            already in order, where `layout` is None.
-    """
-
-    images: Tensor
+    images: Tensor  # (b, channels, *sizes); or (n, c, ..., channels, *sizes), already in order, without a layout
     windows: Windows  # the geometry
-    layout: Layout | None = None  # where the examples are among the images
+    layout: Layout | None = None  # where the examples are among the b images
     examples: int = 0  # n, for `layout`
     ones: bool = False  # whether a column of ones is appended
     counts: tuple[int, ...] | None = None  # number of windows to take along each axis, if not all
@@ -209,19 +185,18 @@ class Unfolded:
         """sum_n sum_t g_t a_t^T: of images in half precision by a convolution, without building the windows."""
         n, e, _, o = g.shape
         if self.images.dtype != torch.float16 or self.windows.dims != 2 or self.layout != Layout() or self.ones:
-            return torch.einsum("neto,neti->eoi", g, self.tensor().to(g.dtype))
+            return super().total(g)
         images, windows = self.windows.padded(self.images), self.windows
         shape = (e * o, images.shape[1] // e, *windows.kernel)
         grads = g.transpose(2, 3).reshape(n, e * o, *windows.count(self.images.shape[2:]))
-        found: Tensor = conv2d_weight(
-            images.to(g.dtype), shape, grads, windows.stride, 0, windows.dilation, windows.groups
-        )
+        geometry = (windows.stride, 0, windows.dilation, windows.groups)
+        found: Tensor = conv2d_weight(images.to(g.dtype), shape, grads, *geometry)
         return found.reshape(e, o, -1)
 
     def every(self, step: int) -> Factor:
         """Of one in so many examples, before their windows are built."""
-        if step == 1 or self.layout != Layout():
-            return self if step == 1 else Whole(self.tensor()[::step])
+        if self.layout != Layout():
+            return super().every(step)
         images = self.images[::step]
         return replace(self, images=images, examples=len(images))
 
@@ -284,14 +259,12 @@ class TransposedConvolutionUse(_WindowsUse):
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
         """Gradients are unfolded on demand."""
         dims = self.windows.dims
-        n = grads.shape[0]
-        inputs = layout.canonical(self.inputs, n).unsqueeze(1)  # (n, 1, [m,] channels, *sizes)
+        inputs = layout.canonical(self.inputs, len(grads)).unsqueeze(1)  # (n, 1, [m,] channels, *sizes)
         a = Whole(_grouped(inputs, self.groups, dims).squeeze(1))
-        counts = tuple(self.inputs.shape[-dims:])
+        g = Unfolded(grads, self.windows, counts=tuple(self.inputs.shape[-dims:]))
         if grads.dim() == dims + 3:
-            return a, Unfolded(grads, self.windows, counts=counts)
-        unfolded = Unfolded(grads, self.windows, counts=counts).tensor()  # (n, c, m, e, t, o)
-        return a, Whole(unfolded.transpose(2, 3).flatten(3, 4))
+            return a, g
+        return a, Whole(g.tensor().transpose(2, 3).flatten(3, 4))  # from (n, c, m, e, t, o)
 
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
         """The bias gets the sum over positions, not over windows."""
@@ -306,13 +279,10 @@ def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
 
 
 def _padding(value: str | int | Sequence[int], kernel: Sequence[int], dilation: Sequence[int]) -> Any:
-    if value == "valid":
-        return ((0, 0),) * len(kernel)
     if value == "same":
         totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
-    assert not isinstance(value, str)
-    return tuple((pad, pad) for pad in _tuple(value, len(kernel)))
+    return tuple((pad, pad) for pad in _tuple(0 if isinstance(value, str) else value, len(kernel)))
 
 
 def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows], Use]) -> Reader:
@@ -321,8 +291,7 @@ def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows], 
         weight = given["weight"]
         out = function(*args, **kwargs)
         kernel = tuple(weight.shape[2:])
-        dilation = _tuple(given.get("dilation", 1), dims)
-        stride = _tuple(given.get("stride", 1), dims)
+        dilation, stride = (_tuple(given.get(name, 1), dims) for name in ("dilation", "stride"))
         padding = _padding(given.get("padding", 0), kernel, dilation)
         windows = Windows(kernel, stride, padding, dilation, given.get("groups", 1))
         recorder.record(use(given["input"].detach(), windows), out, weight=weight, bias=given.get("bias"))
@@ -339,7 +308,5 @@ READERS: dict[Function, Reader] = {
     **dict.fromkeys([torch.addmm, Tensor.addmm], addmm),
     **dict.fromkeys([*functions(torch, "matmul", "mm"), *functions(Tensor, "matmul", "mm")], product),
     **{function: _reader(dims, FORWARD, ConvolutionUse) for dims, function in CONVOLUTIONS.items()},
-    F.conv_transpose1d: _reader(1, TRANSPOSED, TransposedConvolutionUse),
-    F.conv_transpose2d: _reader(2, TRANSPOSED, TransposedConvolutionUse),
-    F.conv_transpose3d: _reader(3, TRANSPOSED, TransposedConvolutionUse),
+    **{getattr(F, f"conv_transpose{d}d"): _reader(d, TRANSPOSED, TransposedConvolutionUse) for d in (1, 2, 3)},
 }

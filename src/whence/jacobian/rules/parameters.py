@@ -1,6 +1,4 @@
-"""Bare parameters: functions of parameters alone, and their broadcasting over the examples.
-
-Views, casts, slices and functions of tracked tensors are tracked themselves, up to the call that uses them.
+"""Bare parameters: functions of parameters alone, tracked up to the call that uses them, and their broadcasting.
 
 A tracked tensor that meets the examples in an elementwise operation is expanded to the operation's full shape first.
 The gradient in the expanded tensor then holds every example's own part, to be summed over the other axes.
@@ -50,11 +48,9 @@ def transpose(recorder: Recorder, function: Function, args: Arguments, kwargs: K
     out = function(*args, **kwargs)
     source = recorder.source(args[0] if args else kwargs.get("input"))
     if source is not None:
-        view = source.view
-        if view is not None:
-            matrix = source.tensor.dim() == 2 and view.rows is None
-            view = ParameterView(transposed=not view.transposed) if matrix else None
-        recorder.track(out, source, view=view)
+        matrix = source.view is not None and source.view.rows is None and source.tensor.dim() == 2
+        turned = source.view is not None and not source.view.transposed
+        recorder.track(out, source, view=ParameterView(transposed=turned) if matrix else None)
     return out
 
 
@@ -182,8 +178,7 @@ def prelu(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywo
     if not recorder.tracks(slopes):
         return function(*args, **kwargs)
     with recorder:
-        if slopes.numel() > 1:
-            slopes = slopes.reshape(-1, *(1,) * (inputs.dim() - 2))
+        slopes = slopes if slopes.numel() == 1 else slopes.reshape(-1, *(1,) * (inputs.dim() - 2))
         return torch.where(inputs >= 0, inputs, slopes * inputs)
 
 
