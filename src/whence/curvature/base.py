@@ -336,6 +336,13 @@ class AlignedCurvature(FittedCurvature):
     def solve(self, vectors: Tensor) -> Tensor:
         """F_lam^-1 v for vectors (q, d)."""
 
+    def alignments(self, inputs: Inputs) -> Alignments:
+        """All training examples at once."""
+        start = 0
+        for aligned, _ in self.aligned(inputs):
+            yield slice(start, start + len(aligned)), iter([(slice(0, self.problem.n), aligned)])
+            start += len(aligned)
+
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """Solve for the rows of the inputs, and multiply by those of the others."""
         found, j = [], self.problem.output_count(others[0])

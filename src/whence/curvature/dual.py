@@ -11,7 +11,6 @@ from torch import Tensor
 from whence.curvature.accumulate import Features, TrainingRows
 from whence.curvature.base import (
     AlignedCurvature,
-    Alignments,
     Groups,
     MeatRoots,
     NewtonStep,
@@ -108,29 +107,17 @@ class FittedDual(AlignedCurvature):
             projected = self.project(self.kernel[at.reshape(-1)]).reshape(*at.shape, -1)
             yield members, projected.gather(2, at.unsqueeze(1).expand(-1, at.shape[1], -1))
 
-    def alignments(self, inputs: Inputs) -> Alignments:
-        """Products with all training rows, times (lambda + L K)^-1: all training examples at once."""
-        start, everything = 0, slice(0, self.problem.n)
-        for _, _, aligned in self._aligned(inputs):
-            yield slice(start, start + len(aligned)), iter([(everything, aligned)])
-            start += len(aligned)
-
     def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same, with J F_lam^-1 J^T = (J J^T - a L K_x^T) / lambda."""
-        for rows, cross, aligned in self._aligned(inputs):
-            curved = times_hessian(cross.unflatten(2, aligned.shape[2:]), self.problem.hessian_roots).flatten(2)
-            products = (rows @ rows.transpose(1, 2) - aligned.flatten(2) @ curved.transpose(1, 2)) / self.ridge
-            yield aligned, (products + products.transpose(1, 2)) / 2  # a small difference: rounding shows
-
-    def _aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield rows (m, k, d), their products with all training rows (m, k, n k), and alignments (m, k, n, k)."""
+        """Alignments a = K_x (lambda + L K)^-1 for K_x = J J_train^T; J F_lam^-1 J^T = (J J^T - a L K_x^T) / lambda."""
         problem = self.problem
         for rows in self.blocks(inputs):
-            cross = self.rows.times(rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
-            step = max(1, int(0.1 * problem.budget.limit) // (cross[0].numel() * cross.element_size()))
-            for part, here in zip(rows.split(step), cross.split(step), strict=True):
-                aligned = self.project(here.flatten(0, 1)).reshape(*here.shape[:2], problem.n, problem.k)
-                yield part, here, aligned
+            crosses = self.rows.times(rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
+            step = max(1, int(0.1 * problem.budget.limit) // crosses[0].nbytes)
+            for some, cross in zip(rows.split(step), crosses.split(step), strict=True):
+                aligned = self.project(cross.flatten(0, 1)).reshape(*cross.shape[:2], problem.n, problem.k)
+                curved = times_hessian(cross.view_as(aligned), problem.hessian_roots).flatten(2)
+                products = (some @ some.mT - aligned.flatten(2) @ curved.mT) / self.ridge
+                yield aligned, (products + products.mT) / 2  # a small difference: rounding shows
 
     def precondition(self, vectors: Tensor) -> Tensor:
         """The inverse itself."""

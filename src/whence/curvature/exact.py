@@ -11,7 +11,7 @@ from whence.curvature.base import FittedCurvature, MeatRoots, Structure, singula
 from whence.curvature.core import Core
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.dual import FittedDual
-from whence.curvature.iterative import FittedIterative, IterativeSolver
+from whence.curvature.iterative import FittedIterative
 from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_stages, rows_in_cache
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
@@ -76,23 +76,19 @@ class Exact(Structure):
             )
         if ridge == 0:
             _check_unpenalised(road, numbers, size)
-        jacobian = problem.jacobian()
         if road == "matrix_free":
             if ridge is None:
                 raise InputError(
                     'expected a number as ridge for the matrix-free road, got "loo", which needs a matrix. '
                     'Use Exact(road="dual") or Exact(road="primal"), or whence.ridge_from_weight_decay.'
                 )
-            # J and J^T are exact transposes only up to rounding; below that conjugate gradients wander
-            tolerance = max(self.tolerance, 4 * jacobian.precision)
-            return FittedIterative.fit(IterativeSolver(problem, jacobian, ridge, tolerance, self.iterations))
+            return FittedIterative.fit(problem, ridge, self.tolerance, self.iterations)
         need = memory_needed(problem, road)
         problem.budget.require(need, f"the exact structure ({road} road)", _instead(problem))
         # what the matrices leave is for the rows
         left = replace(problem, budget=Budget(problem.device, int(problem.budget.limit - need)))
-        fitted: FittedCurvature = (
-            FittedPrimal.fit(left, jacobian, ridge) if road == "primal" else FittedDual.fit(left, jacobian, ridge)
-        )
+        algebra: type[FittedPrimal | FittedDual] = FittedPrimal if road == "primal" else FittedDual
+        fitted = algebra.fit(left, problem.jacobian(), ridge)
         fitted.notes.append(f"exact algebra, {road} road, {readable(need)} planned")
         return fitted
 
