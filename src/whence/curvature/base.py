@@ -60,23 +60,6 @@ class Groups:
         return cls(number, len(names), counted)
 
 
-def groups_within_memory(index: Tensor, problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
-    """Positions (groups, size) of the members of so many groups of one size at once as memory allows.
-
-    Groups are given by number (n,); `numbers_each` are held for each output of a member, beside the square of the
-    group's own.
-    """
-    order = torch.argsort(index, stable=True)
-    sizes = torch.bincount(index)
-    starts = sizes.cumsum(0) - sizes
-    for size in sizes.unique().tolist():
-        members = order[starts[sizes == size].unsqueeze(1) + torch.arange(size, device=order.device)]
-        wide = size * problem.k
-        need = problem.outputs.element_size() * wide * (numbers_each + 6.0 * wide)
-        problem.budget.require(need, f"a group of {size} examples", "Make smaller groups, or select fewer parameters.")
-        yield from members.split(max(1, int(0.1 * problem.budget.limit / need)))
-
-
 AROUND = 4  # ridges shown on each side of the best
 
 

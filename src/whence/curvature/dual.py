@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import Features, TrainingRows
+from whence.curvature.accumulate import Features, TrainingRows, groups_within_memory
 from whence.curvature.base import (
     AlignedCurvature,
     Groups,
     MeatRoots,
     NewtonStep,
     RidgePath,
-    groups_within_memory,
     singular,
     times_hessian,
     trace_of_hat,

@@ -58,24 +58,24 @@ class Exact(Structure):
         """All but the matrix-free road, which would solve for every pair of members."""
         return self.road != "matrix_free"
 
-    @property
-    def additive(self) -> bool:  # type: ignore[override]  # it depends on the road
-        """All but the matrix-free road, which solves for one example after the other, each time over all data."""
-        return self.road != "matrix_free"
+    additive = takes_groups  # the matrix-free road reads all data for every example
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
         """Choose the road, check that it fits in memory, and take it."""
         numbers, size = problem.n * problem.k, problem.selection.size
-        road = self.road
-        if road == "auto":
-            road = "primal" if size <= numbers or ridge == 0 else "dual"
+        road = self._road(numbers, size, ridge)
         if road == "dual" and problem.passes.checkpointed:
             raise InputError(
                 "expected a structure of sums over examples with a checkpoint, got the dual road, which is made of "
                 f"all pairs of {problem.n} examples. Use Exact(road='primal'), 'core', 'ekfac' or 'sketch'."
             )
-        if ridge == 0:
-            _check_unpenalised(road, numbers, size)
+        if ridge == 0 and numbers < size:
+            raise singular(0.0, size - numbers, size)
+        if ridge == 0 and road != "primal":
+            raise SingularCurvatureError(
+                f'expected ridge > 0 for the {road} road, got 0. Use Exact(road="primal"), which checks that the '
+                "curvature has an inverse, or raise `ridge`."
+            )
         if road == "matrix_free":
             if ridge is None:
                 raise InputError(
@@ -94,11 +94,15 @@ class Exact(Structure):
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
-        road = self.road
-        if road == "auto":
-            road = "primal" if sizes.d <= sizes.numbers else "dual"
+        road = self._road(sizes.numbers, sizes.d, None)
         costs = {"primal": primal_cost, "dual": dual_cost, "matrix_free": matrix_free_cost}
         return costs[road](sizes, f"exact ({road.replace('_', '-')} road)")
+
+    def _road(self, numbers: int, size: int, ridge: float | None) -> Road:
+        """The smaller matrix: of d `size`, or of n k `numbers`, which needs a ridge."""
+        if self.road != "auto":
+            return self.road
+        return "primal" if size <= numbers or ridge == 0 else "dual"
 
 
 def memory_needed(problem: Linearization, road: str) -> float:
@@ -111,30 +115,22 @@ def memory_needed(problem: Linearization, road: str) -> float:
     return (5.0 if problem.hessian_roots is None else 10.5) * numbers * numbers * item + chunk
 
 
-def _check_unpenalised(road: str, numbers: int, size: int) -> None:
-    """Without a penalty the curvature must have an inverse of its own, and only the primal road can check that."""
-    if numbers < size:
-        raise singular(0.0, size - numbers, size)
-    if road != "primal":
-        raise SingularCurvatureError(
-            f'expected ridge > 0 for the {road} road, got 0. Use Exact(road="primal"), which checks that the curvature '
-            "has an inverse, or raise `ridge`."
-        )
-
-
 def _instead(problem: Linearization) -> str:
     sizes = {road: memory_needed(problem, road) for road in ("primal", "dual")}
     fitting = [f"structure=whence.Exact(road='{road}')" for road, need in sizes.items() if problem.budget.fits(need)]
+    ways = [
+        *fitting,
+        "structure='core' or 'ekfac' (a few times the weights)",
+        *([] if problem.selection.one_layer else ["parameters='last_layer'"]),
+        "fewer training examples",
+        *(["fewer columns (hessian_columns=...)"] if problem.k > 1 else []),
+        "a smaller chunk_size where its rows are what is too large",
+        "structure=whence.Exact(road='matrix_free') for a handful of test points",
+    ]
     return (
         f"For {problem.n} examples, {problem.k} outputs and {problem.selection.size} parameters the primal road takes "
-        f"{readable(sizes['primal'])} and the dual {readable(sizes['dual'])}. What fits: "
-        + "".join(f"{choice}; " for choice in fitting)
-        + "structure='core' or 'ekfac' (a few times the weights); "
-        + ("" if problem.selection.one_layer else "parameters='last_layer'; ")
-        + "fewer training examples; "
-        + ("fewer columns (hessian_columns=...); " if problem.k > 1 else "")
-        + "a smaller chunk_size where its rows are what is too large; "
-        "structure=whence.Exact(road='matrix_free') for a handful of test points; or a larger max_memory."
+        f"{readable(sizes['primal'])} and the dual {readable(sizes['dual'])}. What fits: {'; '.join(ways)}; or a "
+        "larger max_memory."
     )
 
 
