@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -407,6 +407,12 @@ def working_precision(problem: Linearization) -> torch.dtype:
     return torch.float64 if widest == torch.float64 else torch.float32
 
 
+def setting_aside(problem: Linearization, need: float, what: str, instead: str) -> Linearization:
+    """The same problem with the memory that something leaves; an error with advice if that does not fit."""
+    problem.budget.require(need, what, instead)
+    return replace(problem, budget=Budget(problem.device, problem.budget.limit - need))
+
+
 class Features(Protocol):
     """A map from inputs to rows z (n, k, r) in which the network is linear."""
 
@@ -552,6 +558,36 @@ class TrainingRows:
                 into = ((flat >= where.start) & (flat < where.stop)).nonzero().squeeze(1)
                 found[into] = transform(flat[into], rows[flat[into] - where.start]).to(found.dtype)
             yield members, found.reshape(len(members), -1, width)
+
+    def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
+        """Rows (m, k, r) of a batch, as many at once as fit: each block may cost a pass over the training rows."""
+        problem, k = self.problem, self.problem.output_count(inputs)
+        most = max(1, int(0.1 * problem.budget.limit) // (k * self.features.size * problem.outputs.element_size()))
+        pending: list[Tensor] = []
+        for _, rows in self.features.rows(inputs, k):
+            if pending and sum(map(len, pending)) + len(rows) > most:
+                yield torch.cat(pending)
+                pending = []
+            pending.append(rows)
+        yield torch.cat(pending)
+
+    def kernel(self) -> tuple[Tensor, Tensor]:
+        """K = J J^T (n k, n k), and J w (n, k). Rows that do not fit in memory are computed for each block of K."""
+        problem, size, k = self.problem, self.problem.n * self.problem.k, self.problem.k
+        kernel = torch.empty(size, size, dtype=problem.dtype, device=problem.device)
+        inner, weights = torch.empty_like(problem.outputs), self.features.weights()
+        if self.in_memory:
+            flat = torch.cat([rows.flatten(0, 1) for _, rows in self.read("kernel")])
+            return torch.mm(flat, flat.T, out=kernel), (flat @ weights).view_as(inner)
+        most = max(1, int(0.2 * problem.budget.limit) // (k * self.features.size * kernel.element_size()))
+        pending, start = list[Tensor](), 0
+        for where, rows in self.read("kernel"):
+            inner[where] = rows @ weights
+            pending.append(rows.flatten(0, 1))
+            if where.stop - start >= most or where.stop == problem.n:
+                kernel[start * k : where.stop * k] = self.times(torch.cat(pending))
+                pending, start = [], where.stop
+        return kernel, inner
 
     def times(self, vectors: Tensor) -> Tensor:
         """Inner products of vectors (q, r) with all training rows, (q, n k)."""

@@ -23,8 +23,7 @@ from whence.curvature.primal import path_from_kernel
 from whence.data.batches import Inputs
 from whence.jacobian.linearization import Linearization
 
-LEAST_ROUNDING = 32
-"""A pivot counts as zero below the rounding error of so many additions, or of as many as there are pivots if more."""
+LEAST_ROUNDING = 32  # additions, at least, whose rounding error hides a pivot; as many as there are pivots if more
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,8 +45,7 @@ class FittedDual(AlignedCurvature):
         """Assemble the kernel, factor it, and read the leverages off it."""
         rows = TrainingRows(problem, features)
         rows.bring_together()  # every pair of examples is needed
-        kernel, inner_weights = assemble_kernel(rows)
-        path = None
+        (kernel, inner_weights), path = rows.kernel(), None
         if ridge is None:
             path = path_from_kernel(kernel, problem.residuals + inner_weights, problem, features.notes)
             ridge = path.best
@@ -139,17 +137,8 @@ class FittedDual(AlignedCurvature):
         return FittedDual.of(self.rows, self.kernel, self.inner_weights, ridge)
 
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
-        """Rows (m, k, d) of a batch, as many at once as fit: each block costs a pass over the training rows."""
-        problem, k = self.problem, self.problem.output_count(inputs)
-        row = k * self.features.size * problem.outputs.element_size()
-        most = max(1, int(0.1 * problem.budget.limit) // row)
-        pending: list[Tensor] = []
-        for _, rows in self.features.rows(inputs, k):
-            if pending and sum(map(len, pending)) + len(rows) > most:
-                yield torch.cat(pending)
-                pending = []
-            pending.append(rows)
-        yield torch.cat(pending)
+        """Rows (m, k, d) of a batch, as many at once as fit."""
+        return self.rows.blocks(inputs)
 
     def _solve_left(self, vector: Tensor) -> Tensor:
         """(lambda + L K)^-1 v."""
@@ -160,29 +149,6 @@ class FittedDual(AlignedCurvature):
         inner = torch.einsum("nkq,nk->nq", roots, (self.kernel @ vector).reshape(n, k)).reshape(-1, 1)
         solved = torch.cholesky_solve(inner, self.factor).reshape(n, q)
         return (vector - torch.einsum("nkq,nq->nk", roots, solved).reshape(-1)) / self.ridge
-
-
-def assemble_kernel(rows: TrainingRows) -> tuple[Tensor, Tensor]:
-    """K and J w. Rows that do not fit in memory are recomputed for each block of columns."""
-    problem, features = rows.problem, rows.features
-    size = problem.n * problem.k
-    kernel = torch.empty(size, size, dtype=problem.dtype, device=problem.device)
-    inner = torch.empty(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
-    weights = features.weights()
-    if rows.in_memory:
-        flat = torch.cat([some.reshape(-1, some.shape[-1]) for _, some in rows.read("kernel")])
-        torch.mm(flat, flat.T, out=kernel)
-        return kernel, (flat @ weights).reshape(problem.n, problem.k)
-    most = max(1, int(0.2 * problem.budget.limit) // (problem.k * features.size * kernel.element_size()))
-    pending: list[Tensor] = []
-    start = 0
-    for where, some in rows.read("kernel"):
-        inner[where] = some @ weights
-        pending.append(some.flatten(0, 1))
-        if where.stop - start >= most or where.stop == problem.n:
-            kernel[start * problem.k : where.stop * problem.k] = rows.times(torch.cat(pending))
-            pending, start = [], where.stop
-    return kernel, inner
 
 
 def factor_kernel(kernel: Tensor, roots: Tensor | None, ridge: float) -> Tensor:

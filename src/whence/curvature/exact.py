@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+from whence.curvature.accumulate import setting_aside
 from whence.curvature.base import FittedCurvature, MeatRoots, Structure, singular
 from whence.curvature.core import Core
 from whence.curvature.cost import Cost, ProblemSizes, Work
@@ -16,7 +17,7 @@ from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_st
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
 from whence.runtime.execution import asks_back
-from whence.runtime.memory import Budget, readable
+from whence.runtime.memory import readable
 
 Road = Literal["auto", "primal", "dual", "matrix_free"]
 
@@ -84,9 +85,7 @@ class Exact(Structure):
                 )
             return FittedIterative.fit(problem, ridge, self.tolerance, self.iterations)
         need = memory_needed(problem, road)
-        problem.budget.require(need, f"the exact structure ({road} road)", _instead(problem))
-        # what the matrices leave is for the rows
-        left = replace(problem, budget=Budget(problem.device, int(problem.budget.limit - need)))
+        left = setting_aside(problem, need, f"the exact structure ({road} road)", _instead(problem))  # for the rows
         algebra: type[FittedPrimal | FittedDual] = FittedPrimal if road == "primal" else FittedDual
         fitted = algebra.fit(left, problem.jacobian(), ridge)
         fitted.notes.append(f"exact algebra, {road} road, {readable(need)} planned")
@@ -151,20 +150,21 @@ class Auto(Structure):
 
     name: ClassVar[str] = "auto"
     most: ClassVar[Mapping[str, float]] = OPERATIONS  # of an exact fit
+    otherwise: ClassVar[Structure] = Core()
     takes_groups: ClassVar[bool] = True  # both the exact structure and the core do
     additive: ClassVar[bool] = True  # both the primal road and the core are made of sums over examples
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
         """Exact by the road that takes fewer operations, if it fits; else the core."""
-        chosen, why = choose(
+        return choose(
             problem.n * problem.k,
             problem.selection.size,
             lambda road: memory_needed(problem, road),
             problem.budget.limit,
             self.most["cuda" if problem.device.type == "cuda" else "cpu"],
-            dual=not (problem.passes.checkpointed or ridge == 0),  # the kernel is no sum over examples
+            not (problem.passes.checkpointed or ridge == 0),  # the kernel is no sum over examples
+            self.otherwise,
         )
-        return self.taken(chosen), why
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
         """Fit the structure that was chosen."""
@@ -172,16 +172,10 @@ class Auto(Structure):
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of the structure that would be chosen."""
-
-        def memory(road: Road) -> float:
-            return Exact(road).cost(sizes).memory
-
         most = self.most["cuda" if sizes.device.type == "cuda" else "cpu"]
-        return self.taken(choose(sizes.numbers, sizes.d, memory, sizes.limit, most, sizes.dual)[0]).cost(sizes)
-
-    def taken(self, chosen: Structure) -> Structure:
-        """The structure that is chosen, or what stands in its place."""
-        return chosen
+        memory = {road: Exact(road).cost(sizes).memory for road in ("primal", "dual")}
+        found, _ = choose(sizes.numbers, sizes.d, memory.__getitem__, sizes.limit, most, sizes.dual, self.otherwise)
+        return found.cost(sizes)
 
 
 def choose(
@@ -191,6 +185,7 @@ def choose(
     limit: float,
     most: float,
     dual: bool = True,
+    otherwise: Structure = Auto.otherwise,
 ) -> tuple[Structure, str]:
     """Exact by the road that takes fewer operations, if it fits and takes so many at most, else the core; and why.
 
@@ -204,7 +199,7 @@ def choose(
         if operations[road] <= most and memory(road) <= limit:
             return Exact(road), f"{road} road: {readable(memory(road))}, {operations[road]:.0e} operations"
     road = roads[0]
-    return Core(), f"exact would take {readable(memory(road))} and {operations[road]:.0e} operations ({road} road)"
+    return otherwise, f"exact would take {readable(memory(road))} and {operations[road]:.0e} operations ({road} road)"
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.curvature.accumulate import CACHE_SHARE, Cotangents
+from whence.curvature.accumulate import CACHE_SHARE, Cotangents, setting_aside
 from whence.curvature.base import FeatureStructure, MeatRoots, Meats, Predicted, Structure, singular, trace_of_hat
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.exact import Auto, Exact
@@ -25,7 +25,6 @@ from whence.curvature.primal import (
     PrimalSandwich,
     algebra_operations,
     algebra_stages,
-    leaving,
     primal_bytes,
     rows_in_cache,
 )
@@ -245,12 +244,13 @@ class LeafCore(FeatureStructure):
         wanted = self._wanted(leaves, width, problem.budget.limit) // width
         r = max(1, min(wanted, leaves, problem.n * (problem.k if width == 1 else 1)))
         features = LeafFeatures(model, *leading_directions(problem, model, r, self.seed))
-        problem.budget.require(primal_bytes(features.size), f"a core of {features.size} directions", "Lower `size`.")
+        need, what = primal_bytes(features.size), f"a core of {features.size} directions"
+        left = setting_aside(problem, need, what, "Lower `size`.")
         features.notes.append(
             f"{features.size} leading directions of {problem.selection.size} leaf values; what lies outside of them "
             "counts by its length, and by the curvature there as random sums of training rows measure it"
         )
-        return FittedLeaves.fit(leaving(problem, features.size), features, ridge)
+        return FittedLeaves.fit(left, features, ridge)
 
     def _wanted(self, leaves: int, width: int, limit: float) -> int:
         """How many directions in all: the size, or what memory and about ten seconds of algebra allow."""
@@ -373,6 +373,7 @@ class LeafAuto(Auto):
     """Exact where it fits in memory and takes a few seconds, else the leading directions of the leaves."""
 
     most: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}  # sooner than networks: directions say the same
+    otherwise: ClassVar[Structure] = LeafCore()
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
         """The primal road wherever it is quick: a fit by it predicts without the training data, once it is loaded."""
@@ -383,7 +384,3 @@ class LeafAuto(Auto):
         """Of the structure that is chosen."""
         primal = super().cost(replace(sizes, dual=False))
         return super().cost(sizes) if primal.name == LeafCore.name else primal
-
-    def taken(self, chosen: Structure) -> Structure:
-        """The core of leaves in the place of that of networks."""
-        return chosen if isinstance(chosen, Exact) else LeafCore()

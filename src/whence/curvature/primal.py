@@ -42,7 +42,6 @@ from whence.data.batches import Inputs
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Folds, Linearization
 from whence.linalg import NARROWEST, add_gram, eigenvectors, inverse_norm, mirror, panels, solve_lower
-from whence.runtime.memory import Budget
 from whence.runtime.model_state import rounded_products
 
 QR_SIZE = 2048  # features up to which rows at hand are factored by QR if need be: it squares no condition number
@@ -172,11 +171,6 @@ def orthonormal(groups: int, size: int, columns: int, generator: torch.Generator
 def primal_bytes(r: int) -> float:
     """Memory of the primal algebra on r features."""
     return 9.0 * r * r * 8
-
-
-def leaving(problem: Linearization, r: int) -> Linearization:
-    """The same problem with the memory that the algebra on r features leaves, for their rows."""
-    return replace(problem, budget=Budget(problem.device, max(problem.budget.limit - primal_bytes(r), 0.0)))
 
 
 POINTS = 49
