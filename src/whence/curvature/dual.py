@@ -107,14 +107,11 @@ class FittedDual(AlignedCurvature):
     def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
         """Alignments a = K_x (lambda + L K)^-1 for K_x = J J_train^T; J F_lam^-1 J^T = (J J^T - a L K_x^T) / lambda."""
         problem = self.problem
-        for rows in self.blocks(inputs):
-            crosses = self.rows.times(rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
-            step = max(1, int(0.1 * problem.budget.limit) // crosses[0].nbytes)
-            for some, cross in zip(rows.split(step), crosses.split(step), strict=True):
-                aligned = self.project(cross.flatten(0, 1)).reshape(*cross.shape[:2], problem.n, problem.k)
-                curved = times_hessian(cross.view_as(aligned), problem.hessian_roots).flatten(2)
-                products = (some @ some.mT - aligned.flatten(2) @ curved.mT) / self.ridge
-                yield aligned, (products + products.mT) / 2  # a small difference: rounding shows
+        for rows, cross in self.rows.crossed(inputs):
+            aligned = self.project(cross.flatten(0, 1)).reshape(*cross.shape[:2], problem.n, problem.k)
+            curved = times_hessian(cross.view_as(aligned), problem.hessian_roots).flatten(2)
+            products = (rows @ rows.mT - aligned.flatten(2) @ curved.mT) / self.ridge
+            yield aligned, (products + products.mT) / 2  # a small difference: rounding shows
 
     def precondition(self, vectors: Tensor) -> Tensor:
         """The inverse itself."""
