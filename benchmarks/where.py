@@ -154,9 +154,8 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     *((owner, name, "totals") for owner in (rotation.Factored, rotation.Full) for name in ("total", "along")),
     *((owner, "gather", "gathering") for owner in (rotation.Factored, rotation.Full)),
     *((owner, "variances", "squares") for owner in (rotation.Factored, rotation.Full)),
-    (primal.FeatureCurvature, "add", "algebra"),
-    (primal.PrimalLeverage, "add", "algebra"),
-    (primal.PrimalMeats, "add", "algebra"),
+    (primal, "add_gram", "algebra"),
+    (primal, "times_lower", "algebra"),
 )
 
 
@@ -169,7 +168,8 @@ def watch_everything(clock: Clock) -> None:
         return str(sums.label)
 
     clock.watch(accumulate.LayerGradients, "accumulate", stage=label)
-    clock.watch(accumulate.TrainingRows, "accumulate", stage=label)
+    for name, stage in {"feature_curvature": "curvature", "leverages": "leverage", "whitened_meats": "meats"}.items():
+        clock.watch(primal, name, stage=lambda *_, stage=stage, **__: stage)
     clock.watch(accumulate.LayerGradients, "_verified", stage=lambda *_, **__: "verification")
     clock.watch(kronecker.KroneckerFactors, "_decomposed", stage=lambda *_, **__: "eigenvectors")
     clock.watch(fitting, "_inspect_first_batch", stage=lambda *_, **__: "first batch")

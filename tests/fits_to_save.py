@@ -20,7 +20,6 @@ STRUCTURES: dict[str, whence.Structure] = {
     "dual": whence.Exact(road="dual"),
     "matrix free": whence.Exact(road="matrix_free"),
     "core": whence.Core(size=12),
-    "core, gradients": whence.Core(basis="gradients"),
     "sketch": whence.Sketch(size=20),
     "ekfac": whence.EKFAC(),
     "ekfac, whole": whence.EKFAC(tolerance=0.0),

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from whence.curvature import FittedCurvature, Meats, NewtonStep, Sandwich
 from whence.curvature.base import Groups, times_hessian
-from whence.data.targets import Positions, block_diagonal
+from whence.data.targets import Positions, block_diagonal, diagonal_blocks
 from whence.errors import InputError
 from whence.jacobian.linearization import Folds, Linearization
 from whence.likelihoods import Noise
@@ -37,11 +37,8 @@ ESTIMATORS = ("ho", "hec0", "hec1", "hec2", "hec3", "jackknife", "laplace")
 
 Policy = Literal["exact", "one_plus_q", "clip"]
 
-CLIP = 1e-4
-"""The paper clips leverages to 1 - 1e-4 when the curvature is approximate."""
-
-NEAR_ONE = 1e-6
-"""A leverage within this distance of one is reported: the example decides its own prediction."""
+CLIP = 1e-4  # the paper clips leverages to 1 - 1e-4 when the curvature is approximate
+NEAR_ONE = 1e-6  # a leverage within this distance of one is reported: the example decides its own prediction
 
 
 @dataclass(frozen=True)
@@ -52,22 +49,16 @@ class LeveragePolicy:
     leverage: Callable[[Tensor], Tensor]  # the leverage that is reported
     limit: float  # leverages from here on are counted as guarded
 
-    def guarded(self, leverages: Tensor) -> int:
-        """How many rows (n, k) have a leverage at the limit."""
-        return int((leverages >= self.limit).any(1).sum())
-
 
 POLICIES: Mapping[Policy, LeveragePolicy] = {
     # 1 / (1 - h), for curvatures that contain the example itself, where 0 <= h < 1. Rounding may push h to one; the
     # floor is far below any difference that the dtype resolves.
-    "exact": LeveragePolicy(
-        lambda h: 1.0 / (1.0 - h).clamp_min(torch.finfo(h.dtype).eps), lambda h: h, limit=1.0 - NEAR_ONE
-    ),
+    "exact": LeveragePolicy(lambda h: 1.0 / (1.0 - h).clamp_min(torch.finfo(h.dtype).eps), lambda h: h, 1.0 - NEAR_ONE),
     # 1 + h, for approximate curvatures, which behave as if they did not contain the example.
-    "one_plus_q": LeveragePolicy(lambda h: 1.0 + h, lambda h: h / (1.0 + h), limit=1.0),
+    "one_plus_q": LeveragePolicy(lambda h: 1.0 + h, lambda h: h / (1.0 + h), 1.0),
     # 1 / (1 - min(h, 1 - 1e-4)), as in the paper.
     "clip": LeveragePolicy(
-        lambda h: 1.0 / (1.0 - h.clamp(0.0, 1.0 - CLIP)), lambda h: h.clamp(0.0, 1.0 - CLIP), limit=1.0 - CLIP
+        lambda h: 1.0 / (1.0 - h.clamp(0.0, 1.0 - CLIP)), lambda h: h.clamp(0.0, 1.0 - CLIP), 1.0 - CLIP
     ),
 }
 
@@ -84,7 +75,7 @@ class AdjustedResiduals:
 
 
 def leave_one_out(
-    residuals: Tensor, leverage_blocks: Tensor, roots: Tensor | None, policy: Policy, by_output: bool
+    residuals: Tensor, leverage_blocks: Tensor, roots: Tensor | None, policy: Policy
 ) -> AdjustedResiduals:
     """Leave each example out in turn, in closed form: u_i = (I - L_i Q_i)^-1 e_i with Q_i = J_i F_lam^-1 J_i^T.
 
@@ -94,9 +85,7 @@ def leave_one_out(
 
     so that no root is ever inverted. HeC2 has the square root of g.
 
-    For residuals e (n, k), leverage blocks Q (n, k, k) and roots R (n, k, q), `None` for the identity. With `by_output`
-    single outputs are left out, with scalar leverages, instead of whole examples (the paper's stacked reading; the same
-    for k = 1).
+    For residuals e (n, k), leverage blocks Q (n, k, k) and roots R (n, k, q), `None` for the identity.
     """
     rule = POLICIES[policy]
     hats = hat_blocks(leverage_blocks, roots)
@@ -104,25 +93,21 @@ def leave_one_out(
         leverage = torch.diagonal(hats, dim1=1, dim2=2)
     else:  # a root without a column for each output: the diagonal of L Q, which sums to the same
         leverage = (roots * (leverage_blocks @ roots)).sum(2)
-    if by_output or (roots is None and residuals.shape[1] == 1):
+    if hats.shape[1:] == residuals.shape[1:] * 2 == (1, 1):
+        values = leverage
         inflation = rule.inflation(leverage.clamp_min(0.0))
-        return AdjustedResiduals(
-            residuals * inflation.sqrt(),
-            residuals * inflation,
-            rule.leverage(leverage),
-            rule.guarded(leverage.reshape(-1, 1)),
+        hec2, hec3 = residuals * inflation.sqrt(), residuals * inflation
+    else:
+        roots, values = hat_roots(hats, roots)
+        coordinates = _times(roots.mT, _times(leverage_blocks, residuals))
+        inflation = rule.inflation(values)
+        factors = ((one - 1.0) / values.clamp_min(1e-300) for one in (inflation.sqrt(), inflation))
+        small = values < 1e-12
+        hec2, hec3 = (
+            residuals + _times(roots, coordinates * torch.where(small, slope, factor))
+            for slope, factor in zip((0.5, 1.0), factors, strict=True)
         )
-    roots, values = hat_roots(hats, roots)
-    coordinates = _times(roots.mT, _times(leverage_blocks, residuals))
-
-    def adjusted(inflation: Tensor, slope: float) -> Tensor:
-        factor = torch.where(values < 1e-12, slope, (inflation - 1.0) / values.clamp_min(1e-300))
-        return residuals + _times(roots, coordinates * factor)
-
-    inflation = rule.inflation(values)
-    return AdjustedResiduals(
-        adjusted(inflation.sqrt(), 0.5), adjusted(inflation, 1.0), rule.leverage(leverage), rule.guarded(values)
-    )
+    return AdjustedResiduals(hec2, hec3, rule.leverage(leverage), int((values >= rule.limit).any(1).sum()))
 
 
 def hat_blocks(leverage_blocks: Tensor, roots: Tensor | None) -> Tensor:
@@ -154,7 +139,7 @@ def leave_groups_out(
     for members, leverage_blocks in blocks:
         stacked = residuals[members].flatten(1)
         joint = None if roots is None else block_diagonal(roots[members])
-        found = leave_one_out(stacked, leverage_blocks.to(stacked.dtype), joint, policy, by_output=False)
+        found = leave_one_out(stacked, leverage_blocks.to(stacked.dtype), joint, policy)
         hec2[members] = found.hec2.reshape(*members.shape, -1)
         hec3[members] = found.hec3.reshape(*members.shape, -1)
         guarded += found.guarded
@@ -177,31 +162,28 @@ class LeaveOneOut:
     groups: Groups | None = None  # leave out whole groups instead of single examples
     units: Positions | None = None  # leave out these positions of examples, one by one, instead of whole examples
 
-    def deletions(self, problem: Linearization) -> int:
-        """How many units are left out, one after the other; those of weight zero do not count."""
-        if self.groups is not None:
-            return self.groups.counted
-        if self.units is not None:
-            return problem.counted_units
-        return problem.counted_units * problem.width if self.by_output else problem.counted
+    @property
+    def width(self) -> int | None:
+        """How many outputs of an example are left out at once; `None` for all of them."""
+        return self.units.width if self.units is not None else 1 if self.by_output else None
 
     @property
     def folds(self) -> Folds:
         """The same units as folds, for the choice of a ridge."""
-        if self.groups is not None:
-            return Folds(self.groups.index)
-        if self.units is not None:
-            return Folds(width=self.units.width)
-        return Folds(width=1 if self.by_output else None)
+        return Folds(width=self.width) if self.groups is None else Folds(self.groups.index)
 
     @property
     def unit_name(self) -> str:
         """What is left out, in words."""
         if self.groups is not None:
             return "groups"
-        if self.units is not None:
-            return "positions"
-        return "outputs" if self.by_output else "training examples"
+        return "positions" if self.units is not None else "outputs" if self.by_output else "training examples"
+
+    def deletions(self, problem: Linearization) -> int:
+        """How many units are left out, one after the other; those of weight zero do not count."""
+        if self.groups is not None:
+            return self.groups.counted
+        return problem.counted if self.width is None else problem.counted_units * problem.width // self.width
 
     def residuals(self, rows: slice, change: Tensor) -> Tensor:
         """(n, k) e - L c where the Newton step's change c of the outputs is taken (`recenter`), else e."""
@@ -214,11 +196,9 @@ class LeaveOneOut:
 
     def adjust(self, residuals: Tensor, leverage_blocks: Tensor, roots: Tensor | None) -> AdjustedResiduals:
         """Leave-one-out residuals from residuals (n, k), leverage blocks (n, k, k) and roots (n, k, q)."""
-        if self.units is None:
-            return leave_one_out(residuals, leverage_blocks, roots, self.policy, self.by_output)
-        inner = None if roots is None else self.units.split(roots)
-        flat = residuals.reshape(-1, self.units.width)
-        found = leave_one_out(flat, self.units.split(leverage_blocks), inner, self.policy, by_output=False)
+        folds = Folds(width=self.width)
+        inner = None if roots is None else folds.blocks(roots)
+        found = leave_one_out(folds.parts(residuals), folds.blocks(leverage_blocks), inner, self.policy)
         hec2, hec3, leverage = (one.reshape(residuals.shape) for one in (found.hec2, found.hec3, found.leverage))
         return AdjustedResiduals(hec2, hec3, leverage, found.guarded)
 
@@ -235,15 +215,15 @@ class LeaveOneOut:
 
     def as_root(self, vectors: Tensor) -> Tensor:
         """Vectors (n, k) as W (n, k, q), with one column for each unit of an example."""
-        if self.units is not None:
-            return self.units.join(vectors.reshape(-1, self.units.width, 1))
-        return vectors.diag_embed() if self.by_output else vectors.unsqueeze(-1)
+        if self.width is None:
+            return vectors.unsqueeze(-1)
+        return block_diagonal(vectors.reshape(len(vectors), vectors.shape[1] // self.width, self.width, 1))
 
     def within_units(self, matrices: Tensor) -> Tensor:
         """Matrices (n, k, k) with zeros between outputs of an example that are not left out together."""
-        if self.units is not None:
-            return self.units.join(self.units.split(matrices))
-        return matrices.diagonal(dim1=1, dim2=2).diag_embed() if self.by_output else matrices
+        if self.width is None:
+            return matrices
+        return block_diagonal(diagonal_blocks(matrices, matrices.shape[1] // self.width))
 
 
 @dataclass(frozen=True)

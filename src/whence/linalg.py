@@ -9,8 +9,7 @@ from torch import Tensor
 from whence.errors import SingularCurvatureError
 from whence.runtime.model_state import one_thread
 
-SMALL = 512
-"""Matrices up to this size are decomposed in less time by one thread than by two."""
+SMALL = 512  # matrices up to this size are decomposed in less time by one thread than by two
 
 
 def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,11 +27,8 @@ def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
-PANELS = 4
-"""Of at least so many, of about equal width, 5/8 of the products of the whole or less, a symmetric product is made."""
-
-NARROWEST, WIDEST = 64, 512
-"""Columns of a panel: with fewer a second thread has too little to do, with more the gain is small."""
+PANELS = 4  # at least so many make a symmetric product, with 5/8 of the products of the whole or less
+NARROWEST, WIDEST = 64, 512  # columns of one: of fewer a second thread has too little to do, of more little is gained
 
 
 def panels(size: int) -> list[slice]:
@@ -140,25 +136,17 @@ def eigenvectors(matrix: Tensor, where: str, notes: list[str]) -> tuple[Tensor, 
     exact = matrix.double()
     check_finite_sums(exact, where)
     live = torch.diagonal(exact, dim1=-2, dim2=-1) > 0
+    if exact.dim() > 2 and not bool(live.all()):
+        pairs = [eigenvectors(one, where, notes) for one in exact.flatten(0, -3)]
+        values, vectors = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+        return values.reshape(exact.shape[:-1]), vectors.reshape(exact.shape)
     if bool(live.all()):
         return _decompose(exact, where, notes)
-    size = exact.shape[-1]
-    pairs = [
-        _set_aside(one, alive, where, notes)
-        for one, alive in zip(exact.reshape(-1, size, size), live.reshape(-1, size), strict=True)
-    ]
-    values, vectors = (torch.stack(parts) for parts in zip(*pairs, strict=True))
-    return values.reshape(exact.shape[:-1]), vectors.reshape(exact.shape)
-
-
-def _set_aside(matrix: Tensor, live: Tensor, where: str, notes: list[str]) -> tuple[Tensor, Tensor]:
-    """Decompose what is not zero; a row of zeros is an eigenvector by itself."""
     alive, dead = live.nonzero().squeeze(1), (~live).nonzero().squeeze(1)
-    values, vectors = torch.zeros_like(matrix[0]), torch.zeros_like(matrix)
-    vectors[dead, torch.arange(len(dead), device=matrix.device)] = 1.0
+    values, vectors = torch.zeros_like(exact[0]), torch.zeros_like(exact)
+    vectors[dead, torch.arange(len(dead), device=exact.device)] = 1.0
     if len(alive):
-        inner = _decompose(matrix[alive][:, alive], where, notes)
-        values[len(dead) :], vectors[alive, len(dead) :] = inner
+        values[len(dead) :], vectors[alive, len(dead) :] = _decompose(exact[alive][:, alive], where, notes)
     return values, vectors
 
 

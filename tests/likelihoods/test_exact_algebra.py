@@ -122,7 +122,7 @@ def test_leverages_of_classes_are_never_below_zero() -> None:
     v = torch.tensor([1.0, 3.0], dtype=torch.float64)
     half = torch.full((1, 2), 0.5, dtype=torch.float64)
     root = whence.Categorical().hessian_root(torch.zeros(1, 2, dtype=torch.float64), half)
-    found = leave_one_out(half - half.flip(1) + 0.1, torch.outer(v, v).unsqueeze(0) / 4, root, "exact", by_output=False)
+    found = leave_one_out(half - half.flip(1) + 0.1, torch.outer(v, v).unsqueeze(0) / 4, root, "exact")
     assert found.leverage.tolist() == [pytest.approx([0.125, 0.125])]
 
 

@@ -72,7 +72,7 @@ def test_groups_choose_another_ridge_than_their_members() -> None:
 
 def test_pieces_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many groups at once as memory allows: the same curve from one group at a time."""
-    from whence.curvature import primal as loo
+    from whence.curvature import accumulate, primal
 
     model, _, _, (x, y, groups) = linear_model(np.random.default_rng(1), 18, 2)
 
@@ -85,10 +85,11 @@ def test_pieces_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
     roads = ("primal", "dual")
     at_once = [path(road) for road in roads]
-    one_by_one = loo.groups_within_memory
-    monkeypatch.setattr(
-        loo, "groups_within_memory", lambda *given: (one for some in one_by_one(*given) for one in some.split(1))
-    )
+    many = accumulate.groups_within_memory
+    for module in (accumulate, primal):
+        monkeypatch.setattr(
+            module, "groups_within_memory", lambda *given: (one for some in many(*given) for one in some.split(1))
+        )
     for road, wanted in zip(roads, at_once, strict=True):
         np.testing.assert_allclose(path(road), wanted, rtol=1e-9)
 

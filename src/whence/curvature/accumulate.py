@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -62,13 +62,15 @@ class ChunkGradients:
             yield self._views.pop(0)
 
 
-Chunk = TypeVar("Chunk")
-
-
-class Sums(ABC, Generic[Chunk]):
-    """Sums over the training set: their zeros, and how to add a chunk."""
+class Accumulator(ABC):
+    """Sums over the gradients of all layers of the training set: their zeros, and how to add a chunk."""
 
     label: str  # what the pass is for, shown with its progress
+    cotangents: Cotangents  # what is pulled back for every example
+    count: int  # number c of cotangents
+    bases: Sequence[Basis] | None = None  # of each block; `None` for gradients in the coordinates of the weights
+    reads: int = 1  # how often `add` iterates over the gradients of a chunk
+    every: int = 1  # of about so many examples one is enough: places among all come as slices with steps
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
@@ -79,26 +81,11 @@ class Sums(ABC, Generic[Chunk]):
         return []
 
     @abstractmethod
-    def add(self, where: slice, chunk: Chunk, /) -> None:
+    def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add some training examples."""
 
 
-class RowAccumulator(Sums[Tensor]):
-    """Sums over the rows (n, k, r) of features."""
-
-
-class Accumulator(Sums[ChunkGradients]):
-    """Sums over the gradients of all layers."""
-
-    cotangents: Cotangents  # what is pulled back for every example
-    count: int  # number c of cotangents
-    bases: Sequence[Basis] | None = None  # of each block; `None` for gradients in the coordinates of the weights
-    reads: int = 1  # how often `add` iterates over the gradients of a chunk
-    every: int = 1  # of about so many examples one is enough: places among all come as slices with steps
-
-
 Accumulated = TypeVar("Accumulated", bound=Accumulator)
-RowSums = TypeVar("RowSums", bound=RowAccumulator)
 
 CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}  # of a chunk's activations and output gradients, at most
 CHUNKS_PER_BATCH = 3  # at least, on a CPU: what is computed from a chunk takes more than the chunk
@@ -155,10 +142,10 @@ def chunk_examples(
     return max(1, int(min(min(most, CHUNK_SHARE * limit, free) // each, by_workspace)))
 
 
-def cache_bytes(sizes: LayerSizes, cotangents: int, n: int, device: torch.device, budget: Budget) -> float:
-    """Bytes of gradients that are cached from pass to pass; none for a training set that does not fit as a whole."""
+def fits_in_cache(sizes: LayerSizes, cotangents: int, n: int, device: torch.device, budget: Budget) -> bool:
+    """Whether the gradients of n training examples are cached from pass to pass: twice their size is little."""
     most = min(CACHE_BYTES["cuda" if device.type == "cuda" else "cpu"], LEAST_CHUNK_SHARE * budget.limit)
-    return float(most) if 2.0 * n * sizes.example(cotangents) <= most else 0.0
+    return 2.0 * n * sizes.example(cotangents) <= most
 
 
 @dataclass
@@ -192,30 +179,6 @@ class LayerChunk:
         return list(found) if self.cached else found
 
 
-@dataclass
-class GradientCache:
-    """Gradients of the first chunks of a training set, for passes that pull back the same cotangents."""
-
-    most: int = 0  # examples
-    rows: Tensor | None = None  # the cotangents (c, k)
-    chunks: dict[tuple[int, int], LayerChunk] = field(default_factory=dict)  # by first and last example
-
-    def of(self, cotangents: Cotangents) -> dict[tuple[int, int], LayerChunk] | None:
-        """The cached chunks of these cotangents; `None` where there can be none."""
-        if not self.most or not isinstance(cotangents, ConstantCotangents):
-            return None
-        if self.rows is None:
-            self.rows = cotangents.rows
-        return self.chunks if torch.equal(cotangents.rows, self.rows) else None
-
-    def put(self, chunk: LayerChunk) -> None:
-        """Cache a chunk, if it and those before it are few enough."""
-        start, stop = chunk.where.start, chunk.where.stop
-        if stop <= self.most and start == sum(end - begin for begin, end in self.chunks):
-            chunk.cached = True
-            self.chunks[start, stop] = chunk
-
-
 class LayerGradients:
     """Gradients of all layers over the training data, as often as they are needed, and over any other inputs.
 
@@ -237,7 +200,8 @@ class LayerGradients:
             self.notes = list(problem.captures[0].notes)
             sizes = LayerSizes(problem.captures[0].blocks, *self._measure(few))
         self.sizes = sizes
-        self._cache = GradientCache()
+        # gradients of a small training set by the cotangents that were pulled back; `None` where nothing is cached
+        self._cache: tuple[Tensor, list[LayerChunk]] | None = None
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -246,12 +210,11 @@ class LayerGradients:
 
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
         """One pass over the training data; `last` says that no later pass of the fit reads these gradients."""
-        for chunk in self._read(sums.label, sums.cotangents, sums.count, sums.state(), sums.given(), sums.every):
+        read = self._read(sums.label, sums.cotangents, sums.count, sums.state(), sums.given(), sums.every, last)
+        for chunk in read:
             gradients = ChunkGradients(chunk.views(sums.bases, self.problem, sums.reads), sums.reads)
             sums.add(chunk.where, gradients)
-            del gradients  # the next chunk needs the memory
-            if last:
-                self._cache.chunks.pop((chunk.where.start, chunk.where.stop), None)
+            del gradients, chunk  # the next one needs the memory
         return sums
 
     def chunks(self, label: str) -> Iterator[tuple[slice, list[Tangent]]]:
@@ -261,21 +224,13 @@ class LayerGradients:
             del chunk  # the next one needs the memory
 
     def of(
-        self,
-        inputs: Inputs,
-        cotangents: Cotangents,
-        count: int,
-        start: int = 0,
-        cached: Mapping[tuple[int, int], LayerChunk] | None = None,
-        every: int = 1,
+        self, inputs: Inputs, cotangents: Cotangents, count: int, start: int = 0, every: int = 1
     ) -> Iterator[LayerChunk]:
-        """Gradients of one batch, in chunks; those of training examples from `start` on, in steps, may be cached."""
+        """Gradients of one batch, in chunks, whose examples stand at `start` and then at every so many places."""
         capture = self.capture(inputs)
 
         def pull(part: slice) -> LayerChunk:
             where = slice(start + every * part.start, start + every * part.stop, every)
-            if cached and (known := cached.get((where.start, where.stop))) is not None:
-                return known
             captured = capture.run(take(inputs, part))
             pulled = captured.tangents(cotangents(where, part.stop - part.start), last=True)
             return LayerChunk(where, list(pulled), captured.outputs)
@@ -292,31 +247,29 @@ class LayerGradients:
         Computes with one thread, where examples are so small that several would mostly wait for one another.
         """
         problem, passes = self.problem, self.problem.passes
-        room = cache_bytes(self.sizes, problem.k, problem.n, problem.device, problem.budget)
         allowed = problem.n <= (problem.chunk_size or problem.n)  # gradients of so many examples are held, and no more
-        if not allowed or problem.sketch is not None or passes.shared or passes.checkpoint is not None:
-            room = 0.0
-        self._cache = GradientCache(int(room // max(self.sizes.example(problem.k), 1.0)))
+        allowed = allowed and problem.sketch is None and not passes.shared and passes.checkpoint is None
+        if allowed and fits_in_cache(self.sizes, problem.k, problem.n, problem.device, problem.budget):
+            self._cache = torch.empty(0), []
         try:
             with self.few_threads(problem.n, problem.k):
                 yield
         finally:
-            self._cache = GradientCache()
+            self._cache = None
 
     def few_threads(self, examples: int, cotangents: int) -> AbstractContextManager[None]:
         """One thread meanwhile, where a CPU computes with few examples of few numbers each."""
         return one_thread(self.problem.device.type == "cpu" and self.sizes.small(examples, cotangents))
 
-    def identity(self, outputs: int | None = None) -> Cotangents:
+    def identity(self, outputs: int | None = None) -> ConstantCotangents:
         """Every output in turn: all of them, or the given number."""
         size = self.problem.k if outputs is None else outputs
         return ConstantCotangents(torch.eye(size, dtype=self.problem.dtype, device=self.problem.device))
 
     def curved(self) -> Cotangents:
         """Every output in turn; of a sketch, the columns of the Hessian and not the residual."""
-        problem = self.problem
-        eye = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-        return ConstantCotangents(eye if problem.sketch is None else eye[:-1])
+        every = self.identity()
+        return every if self.problem.sketch is None else ConstantCotangents(every.rows[:-1])
 
     def flatten(self, matrices: Sequence[Tensor], *lead: int) -> Tensor:
         """(*lead, d) from matrices of the blocks."""
@@ -352,23 +305,30 @@ class LayerGradients:
         state: State | None,
         given: Sequence[Tensor],
         every: int = 1,
+        last: bool = False,
     ) -> Iterator[LayerChunk]:
         """One pass over the training data, or one of so many examples, or over the cache."""
-        cached = self._cache.of(cotangents) if every == 1 else None
-        if cached and sum(stop - start for start, stop in cached) == self.problem.n:
-            yield from self.problem.progress.track(list(cached.values()), f"{label}, batch", len(cached))
+        rows = cotangents.rows if isinstance(cotangents, ConstantCotangents) and every == 1 else None
+        known, chunks = self._cache or (None, [])
+        caches = known is not None and rows is not None and not chunks and not last
+        if known is not None and rows is not None and chunks and torch.equal(rows, known):
+            taken = (chunks.pop(0) for _ in range(len(chunks))) if last else iter(chunks)
+            yield from self.problem.progress.track(taken, f"{label}, batch", len(chunks))
             return
-        to_cache = cached is not None and not cached
+        found: list[LayerChunk] = []
         for batch in self.problem.read(label, state, given):
             step = max(1, min(batch.size // TOGETHER, every))
             if batch.start // batch.size % -(-every // step):
                 continue
             inputs = batch.inputs if step == 1 else take(batch.inputs, slice(0, None, step))
-            for chunk in self.of(inputs, cotangents, count, batch.start, cached, step):
-                if to_cache:
-                    self._cache.put(chunk)
+            for chunk in self.of(inputs, cotangents, count, batch.start, step):
+                chunk.cached = caches
+                if caches:
+                    found.append(chunk)
                 yield chunk
                 del chunk  # the next one needs the memory
+        if rows is not None and found:
+            self._cache = rows, found
 
     def _verified_on_training_data(self, few: Inputs) -> Capture:
         """The capture, verified on the first examples, and on others that use parameters which these do not."""
@@ -447,6 +407,12 @@ def working_precision(problem: Linearization) -> torch.dtype:
     return torch.float64 if widest == torch.float64 else torch.float32
 
 
+def setting_aside(problem: Linearization, need: float, what: str, instead: str) -> Linearization:
+    """The same problem with the memory that something leaves; an error with advice if that does not fit."""
+    problem.budget.require(need, what, instead)
+    return replace(problem, budget=Budget(problem.device, problem.budget.limit - need))
+
+
 class Features(Protocol):
     """A map from inputs to rows z (n, k, r) in which the network is linear."""
 
@@ -478,6 +444,23 @@ class Features(Protocol):
         """A step in the features (..., r) as a step of the selected weights (..., d)."""
 
 
+def groups_within_memory(index: Tensor, problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
+    """Positions (groups, size) of the members of so many groups of one size at once as memory allows.
+
+    Groups are given by number (n,); `numbers_each` are held for each output of a member, beside the square of the
+    group's own.
+    """
+    order = torch.argsort(index, stable=True)
+    sizes = torch.bincount(index)
+    starts = sizes.cumsum(0) - sizes
+    for size in sizes.unique().tolist():
+        members = order[starts[sizes == size].unsqueeze(1) + torch.arange(size, device=order.device)]
+        wide = size * problem.k
+        need = problem.outputs.element_size() * wide * (numbers_each + 6.0 * wide)
+        problem.budget.require(need, f"a group of {size} examples", "Make smaller groups, or select fewer parameters.")
+        yield from members.split(max(1, int(0.1 * problem.budget.limit / need)))
+
+
 class TrainingRows:
     """The features of all training examples, as often as they are needed.
 
@@ -488,68 +471,54 @@ class TrainingRows:
         self.problem = problem
         self.features = features
         numbers = problem.max_local_rows * problem.k * features.size
-        fits = numbers * problem.outputs.element_size() <= CACHE_SHARE * problem.budget.limit
+        self.in_memory = numbers * problem.outputs.element_size() <= CACHE_SHARE * problem.budget.limit
         self._mapped: Tensor | None = None  # (n, k, r) those of this process, on a disk
-        if not fits and problem.passes.scratch is not None:
+        if not self.in_memory and problem.passes.scratch is not None:
             mine = problem.local_rows
             shape = (mine.stop - mine.start, problem.k, features.size)
             self._mapped = on_disk(problem.passes.scratch, shape, working_precision(problem))
             features.notes.append(f"features of the training examples are on disk, {readable(self._mapped.nbytes)}")
-        self._cached: list[tuple[slice, Tensor]] | None = [] if fits or self._mapped is not None else None
-        self._full = False
+        self._cached: list[tuple[slice, Tensor]] = []  # all rows of this process, or none
         self._everywhere = problem.passes.process_group.alone
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether all rows of this process are held at once."""
-        return self._cached is not None and self._mapped is None
-
-    def accumulate(self, sums: RowSums) -> RowSums:
-        """One pass over the training data."""
-        for where, rows in self.read(sums.label, sums.state(), sums.given()):
-            sums.add(where, rows)
-        return sums
 
     def read(
         self, label: str, state: State | None = None, given: Sequence[Tensor] = ()
     ) -> Iterator[tuple[slice, Tensor]]:
         """One pass: yield (which training examples, rows (n, k, r)); with a state, as `Linearization.read` does."""
         problem = self.problem
-        if self._cached is not None and self._full:
+        if self._cached:
             kept = ((where, rows.to(problem.device)) for where, rows in self._cached)
             pieces = problem.progress.track(kept, f"{label}, part", len(self._cached))
             if state is not None:
                 known = problem.dependencies(given)
-                yield from problem.passes.over(pieces, lambda item: item[0], label, state, known, resumable=False)
-                return
-            if problem.passes.closed and not self._everywhere:
+                pieces = problem.passes.over(pieces, lambda item: item[0], label, state, known, resumable=False)
+            elif problem.passes.closed and not self._everywhere:
                 raise partial_data_error()
             yield from pieces
             return
         found: list[tuple[slice, Tensor]] = []
-        for piece in self._computed(label, state, given):
-            if self._mapped is not None:
-                where, rows = piece
-                into = self._mapped[where.start - problem.local_rows.start :][: len(rows)]
-                found.append((where, into.copy_(rows)))
-            elif self._cached is not None:
-                found.append(piece)
-            yield piece
         mine = problem.local_rows
-        if self._cached is not None and sum(len(rows) for _, rows in found) == mine.stop - mine.start:
-            self._cached, self._full = found, True  # a reader that stops early, or starts late, keeps nothing
+        for where, rows in self._computed(label, state, given):
+            if self._mapped is not None:
+                into = self._mapped[where.start - mine.start :][: len(rows)]
+                found.append((where, into.copy_(rows)))
+            elif self.in_memory:
+                found.append((where, rows))
+            yield where, rows
+        if sum(len(rows) for _, rows in found) == mine.stop - mine.start:
+            self._cached = found  # a reader that stops early, or starts late, keeps nothing
 
     def _computed(self, label: str, state: State | None, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
         """The same from the training data; rows of a batch that will be cached as one: products of few are slow."""
         problem, pieces, checked = self.problem, list[Tensor](), list[tuple[int, Tensor]]()
+        keeps = self.in_memory or self._mapped is not None
         for batch in problem.read(label, state, given):
             for part, rows in self.features.rows(batch.inputs, problem.k):
                 checked.append((batch.start + part.start, finite_examples(rows)))
                 if not rows.is_cuda:  # to look at each would make a GPU wait
                     check_gradients(checked)
                 pieces.append(rows)
-                held = sum(one.numel() for one in pieces)
-                if self._cached is None or held >= PIECE_NUMBERS or part.stop == batch.size:
+                if not keeps or part.stop == batch.size or sum(one.numel() for one in pieces) >= PIECE_NUMBERS:
                     stop = batch.start + part.stop
                     joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
                     pieces.clear()
@@ -567,7 +536,65 @@ class TrainingRows:
         )
         found = [rows for _, rows in self.read("rows")]
         everything = process_group.all_gather(torch.cat(found) if found else None, "rows", problem.device)
-        self._cached, self._full, self._everywhere = [(slice(0, problem.n), everything)], True, True
+        self._cached, self._everywhere, self.in_memory = [(slice(0, problem.n), everything)], True, True
+
+    def of_groups(
+        self,
+        label: str,
+        index: Tensor,
+        width: int,
+        given: Sequence[Tensor],
+        transform: Callable[[Tensor, Tensor], Tensor],
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (members (groups, size), their rows (groups, size k, w)): one pass for as many groups as memory allows.
+
+        Groups are given by number (n,); `transform` makes rows (n, k, w) of some examples, by place, and their rows.
+        """
+        problem = self.problem
+        for members in groups_within_memory(index, problem, width):
+            flat = members.reshape(-1)
+            found = problem.outputs.new_zeros(len(flat), problem.k, width)
+            for where, rows in self.read(label, {"rows": found}, [*given, members]):
+                into = ((flat >= where.start) & (flat < where.stop)).nonzero().squeeze(1)
+                found[into] = transform(flat[into], rows[flat[into] - where.start]).to(found.dtype)
+            yield members, found.reshape(len(members), -1, width)
+
+    def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
+        """Rows (m, k, r) of a batch, as many at once as fit: each block may cost a pass over the training rows."""
+        problem, k = self.problem, self.problem.output_count(inputs)
+        most = max(1, int(0.1 * problem.budget.limit) // (k * self.features.size * problem.outputs.element_size()))
+        pending: list[Tensor] = []
+        for _, rows in self.features.rows(inputs, k):
+            if pending and sum(map(len, pending)) + len(rows) > most:
+                yield torch.cat(pending)
+                pending = []
+            pending.append(rows)
+        yield torch.cat(pending)
+
+    def crossed(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield rows (m, k, r) of a batch, and their products with all training rows (m, k, n k)."""
+        for rows in self.blocks(inputs):
+            products = self.times(rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
+            step = max(1, int(0.1 * self.problem.budget.limit) // products[0].nbytes)
+            yield from zip(rows.split(step), products.split(step), strict=True)
+
+    def kernel(self) -> tuple[Tensor, Tensor]:
+        """K = J J^T (n k, n k), and J w (n, k). Rows that do not fit in memory are computed for each block of K."""
+        problem, size, k = self.problem, self.problem.n * self.problem.k, self.problem.k
+        kernel = torch.empty(size, size, dtype=problem.dtype, device=problem.device)
+        inner, weights = torch.empty_like(problem.outputs), self.features.weights()
+        if self.in_memory:
+            flat = torch.cat([rows.flatten(0, 1) for _, rows in self.read("kernel")])
+            return torch.mm(flat, flat.T, out=kernel), (flat @ weights).view_as(inner)
+        most = max(1, int(0.2 * problem.budget.limit) // (k * self.features.size * kernel.element_size()))
+        pending, start = list[Tensor](), 0
+        for where, rows in self.read("kernel"):
+            inner[where] = rows @ weights
+            pending.append(rows.flatten(0, 1))
+            if where.stop - start >= most or where.stop == problem.n:
+                kernel[start * k : where.stop * k] = self.times(torch.cat(pending))
+                pending, start = [], where.stop
+        return kernel, inner
 
     def times(self, vectors: Tensor) -> Tensor:
         """Inner products of vectors (q, r) with all training rows, (q, n k)."""

@@ -60,23 +60,6 @@ class Groups:
         return cls(number, len(names), counted)
 
 
-def groups_within_memory(index: Tensor, problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
-    """Positions (groups, size) of the members of so many groups of one size at once as memory allows.
-
-    Groups are given by number (n,); `numbers_each` are held for each output of a member, beside the square of the
-    group's own.
-    """
-    order = torch.argsort(index, stable=True)
-    sizes = torch.bincount(index)
-    starts = sizes.cumsum(0) - sizes
-    for size in sizes.unique().tolist():
-        members = order[starts[sizes == size].unsqueeze(1) + torch.arange(size, device=order.device)]
-        wide = size * problem.k
-        need = problem.outputs.element_size() * wide * (numbers_each + 6.0 * wide)
-        problem.budget.require(need, f"a group of {size} examples", "Make smaller groups, or select fewer parameters.")
-        yield from members.split(max(1, int(0.1 * problem.budget.limit / need)))
-
-
 AROUND = 4  # ridges shown on each side of the best
 
 
@@ -335,6 +318,13 @@ class AlignedCurvature(FittedCurvature):
     @abstractmethod
     def solve(self, vectors: Tensor) -> Tensor:
         """F_lam^-1 v for vectors (q, d)."""
+
+    def alignments(self, inputs: Inputs) -> Alignments:
+        """All training examples at once."""
+        start = 0
+        for aligned, _ in self.aligned(inputs):
+            yield slice(start, start + len(aligned)), iter([(slice(0, self.problem.n), aligned)])
+            start += len(aligned)
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """Solve for the rows of the inputs, and multiply by those of the others."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import LayerGradients
+from whence.curvature.accumulate import LayerGradients, setting_aside
 from whence.curvature.base import FeatureStructure, MeatRoots, singular
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.ekfac import factor_cost
@@ -20,18 +20,18 @@ from whence.curvature.primal import (
     Projected,
     algebra_operations,
     algebra_stages,
-    leaving,
     primal_bytes,
     rows_in_cache,
     sketch_features,
 )
 from whence.curvature.rotation import Basis
-from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
 from whence.runtime.execution import asks_back
 
 RANKED = 256  # sequences, at least, that show which coordinates are large
 QUICK_SIZE = 2048  # features that are taken of any number of examples
+SHARE = 0.99  # of EKFAC's effective degrees of freedom that a core holds
+LARGEST = 8192  # most coordinates of a core
 OPERATIONS = {"cpu": 1e11, "cuda": 2e14}  # n k r^2 of a core with more of them: about five seconds on one core
 SKETCH_SIZE, SKETCH_SHARE = 6144, 0.3  # the most features of a sketch, and its share of these operations
 
@@ -44,11 +44,9 @@ class Core(FeatureStructure):
     Leverages are true leverages (in [0, 1), no guard) and variances have honest scale, which EKFAC's have not.
 
     Args:
-        size: r; chosen from `share`, `largest`, the number of examples and the memory limit when `None`.
-        share: of EKFAC's effective degrees of freedom to capture.
-        largest: most coordinates to take; on a CPU, of many examples, fewer: what takes some ten seconds, or 2048.
+        size: r; when `None`, as many as hold 99 % of EKFAC's effective degrees of freedom: at most 8192, what fits in
+            memory, and on a CPU, of many examples, what takes some ten seconds, or 2048.
         tolerance: as of EKFAC: coordinates outside the truncated basis are never taken.
-        basis: as of EKFAC.
 
     Examples:
         >>> import torch, whence
@@ -61,23 +59,13 @@ class Core(FeatureStructure):
 
     name: ClassVar[str] = "core"
     size: int | None = None
-    share: float = 0.99
-    largest: int = 8192
     tolerance: float = 1e-3
-    basis: Literal["positions", "gradients"] = "positions"
-
-    def __post_init__(self) -> None:
-        """Check the choice at once, not after a pass over the data."""
-        if self.basis not in ("positions", "gradients"):
-            raise InputError(f"expected Core's basis to be 'positions' or 'gradients', got {self.basis!r}.")
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
         stream = LayerGradients(problem)
         notes = list(stream.notes)
-        bases = stream.accumulate(KroneckerFactors(stream, whole=self.basis == "gradients")).eigenbases(
-            ridge or 0.0, self.tolerance, notes
-        )
+        bases = stream.accumulate(KroneckerFactors(stream)).eigenbases(ridge or 0.0, self.tolerance, notes)
         every = enough_examples(problem, stream.blocks, RANKED)
         sums = stream.accumulate(spectrum_sums(stream, bases, None, notes, every))
         spectrum = [s.inside for s in sums.spectrum().curvature]
@@ -86,7 +74,8 @@ class Core(FeatureStructure):
         sizes = torch.cat([s.reshape(-1)[index] for s, index in zip(spectrum, chosen, strict=True)])
         notes.append(f"core of {r} coordinates, {100 * share:.1f} % of the degrees of freedom EKFAC counts")
         features = Projected(stream, [one for one, _ in trimmed], [index for _, index in trimmed], sizes, notes)
-        return FittedPrimal.fit(leaving(problem, r), features, ridge)
+        left = setting_aside(problem, primal_bytes(r), f"a core of {r} coordinates", "Lower `size`.")
+        return FittedPrimal.fit(left, features, ridge)
 
     def _choose(
         self, spectrum: Sequence[Tensor], problem: Linearization, ridge: float | None
@@ -103,11 +92,10 @@ class Core(FeatureStructure):
         if self.size is not None:
             # With a ridge, directions that no training example knows count too: predictions may lean on them.
             r = min(self.size, useful if ridge == 0 else len(ordered))
-            problem.budget.require(primal_bytes(r), f"a core of {r} coordinates", "Lower `size`.")
         else:
-            wanted = int(torch.searchsorted(freedom, self.share * freedom[-1])) + 1
+            wanted = int(torch.searchsorted(freedom, SHARE * freedom[-1])) + 1
             most = quick_size(problem.n * problem.k, problem.device, problem.budget.limit)
-            r = max(1, min(wanted, self.largest, most, useful))
+            r = max(1, min(wanted, LARGEST, most, useful))
         picked = torch.zeros(len(joined), dtype=torch.uint8, device=joined.device)
         picked[order[:r]] = 1
         problem.passes.process_group.broadcast([picked], 0, "the core")  # sums may be rounded otherwise elsewhere
@@ -118,8 +106,17 @@ class Core(FeatureStructure):
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
-        r = self.size or min(self.largest, quick_size(sizes.numbers, sizes.device, sizes.limit))
-        return core_cost(sizes, self.name, min(r, sizes.d), self.size is not None)
+        r = min(self.size or min(LARGEST, quick_size(sizes.numbers, sizes.device, sizes.limit)), sizes.d)
+        stages, steps, bases = factor_cost(sizes)
+        stages["eigenvalues"] = bases + 10.0 * 8 * sizes.d + sizes.layer_bytes
+        steps["eigenvalues"] = _feature_rows(sizes, sizes.n, sizes.n)
+        found = sketch_cost(sizes, self.name, r, bases)
+        sample = affordable_sample(sizes.d, sizes.k, sizes.limit) if r < sizes.d else None
+        if sample is not None:
+            stages["outside the core"] = found.stages["leverages and meats"] + sample_bytes(sizes.d, sizes.k, *sample)
+        certain = ("factors", "eigenvectors", *(["factor"] if self.size else []))
+        every, work = {**stages, **found.stages}, {**steps, **found.steps}
+        return Cost(self.name, every, work, found.prediction, True, found.disk, certain)
 
 
 def quick_size(numbers: int, device: torch.device, limit: float = math.inf, share: float = 1.0) -> int:
@@ -150,10 +147,9 @@ def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
 # --- Gradients outside the core: the sample that a fit looks at ---
 
 
+# Sources, points that are predicted, and columns of a source's Hessian root that are looked at: the first that fits in
+# a tenth of the memory of a fit, and in LARGEST_SAMPLE bytes.
 SAMPLES = ((24, 12, 3), (12, 8, 2))
-"""Sources, points that are predicted, and columns of a source's Hessian root that are looked at: the first that fits
-in a tenth of the memory of a fit, and in LARGEST_SAMPLE."""
-
 LARGEST_SAMPLE = 2**30
 
 
@@ -199,9 +195,9 @@ class Sketch(FeatureStructure):
         bases = [one for basis in features.bases for one in basis.tensors]
         problem.passes.process_group.broadcast(bases, 0, "the sketch")  # may be rounded otherwise elsewhere
         r = features.size
-        problem.budget.require(primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
         features.notes.append(f"random sketch of {r} features for {problem.selection.size} weights")
-        return FittedPrimal.fit(leaving(problem, r), features, ridge)
+        left = setting_aside(problem, primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
+        return FittedPrimal.fit(left, features, ridge)
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
@@ -213,19 +209,6 @@ class Sketch(FeatureStructure):
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------
-
-
-def core_cost(sizes: ProblemSizes, name: str, r: int, fixed: bool) -> Cost:
-    """Of the exact algebra on r coordinates of the Kronecker eigenbasis; at most, unless that number is fixed."""
-    stages, steps, bases = factor_cost(sizes)
-    stages["eigenvalues"] = bases + 10.0 * 8 * sizes.d + sizes.layer_bytes
-    steps["eigenvalues"] = _feature_rows(sizes, sizes.n, sizes.n)
-    found = sketch_cost(sizes, name, r, bases)
-    sample = affordable_sample(sizes.d, sizes.k, sizes.limit) if r < sizes.d else None
-    if sample is not None:
-        stages["outside the core"] = found.stages["leverages and meats"] + sample_bytes(sizes.d, sizes.k, *sample)
-    every, certain = {**stages, **found.stages}, ("factors", "eigenvectors", *(["factor"] if fixed else []))
-    return Cost(name, every, {**steps, **found.steps}, found.prediction, True, found.disk, certain)
 
 
 def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = None) -> Cost:

@@ -18,8 +18,7 @@ from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import Network
 
-SAMPLE = 32
-"""Examples that are run to measure."""
+SAMPLE = 32  # examples that are run to measure
 
 
 @dataclass(frozen=True)
@@ -32,14 +31,14 @@ class ProblemSizes:
     d: int  # selected weights
     item: int  # bytes of a number of the algebra
     working: int  # bytes of a number of the gradients
-    row_chunk: int  # examples whose rows of the Jacobian are held at once
-    layer_chunk: int  # examples whose gradients are held at once, layer by layer
-    row_bytes: float  # of a chunk of rows of the Jacobian, and of the passes that make it
-    layer_bytes: float  # of a chunk of a batch with the gradients of all its layers
-    example_bytes: float  # of residuals, leverages and weights of the training examples
     blocks: tuple[Block, ...]  # of parameters
     limit: float  # bytes that may be taken
     device: torch.device  # where it is computed
+    layer_bytes: float  # of a chunk of a batch with the gradients of all its layers
+    layer_chunk: int = 1  # examples whose gradients are held at once, layer by layer
+    row_chunk: int = 1  # examples whose rows of the Jacobian are held at once
+    row_bytes: float = 0.0  # of a chunk of rows of the Jacobian, and of the passes that make it
+    example_bytes: float = 0.0  # of residuals, leverages and weights of the training examples
     scratch: bool = False  # whether features that do not fit in memory are kept on a disk
     entries: int = 0  # nonzero ones in the gradients of an example, where these are sparse: one for each tree
     dual: bool = True  # whether the kernel may be taken, which is no sum over examples that a checkpoint could hold
@@ -92,9 +91,6 @@ class Cost:
         return max(self.stages.values())
 
 
-# --- Sizes and speed of a problem -----------------------------------------------------------------------------------
-
-
 def measure_sizes(
     problem: Linearization, stream: LayerGradients | None, first: Inputs, n: int, batch: int
 ) -> ProblemSizes:
@@ -115,14 +111,14 @@ def measure_sizes(
         d=d,
         item=item,
         working=working,
-        row_chunk=row_chunk,
-        layer_chunk=layer_chunk,
-        row_bytes=row_chunk * (k * d * (working + 2.0 * item) + (1.0 + k) * graph),
-        layer_bytes=layer_bytes,
-        example_bytes=examples_bytes(n, k, q, item),
         blocks=() if stream is None else stream.blocks,
         limit=problem.budget.limit,
         device=problem.device,
+        layer_bytes=layer_bytes,
+        layer_chunk=layer_chunk,
+        row_chunk=row_chunk,
+        row_bytes=row_chunk * (k * d * (working + 2.0 * item) + (1.0 + k) * graph),
+        example_bytes=examples_bytes(n, k, q, item),
         entries=first["leaves"].shape[1] if isinstance(problem.network.model, LeafSum) else 0,
     )
 
@@ -155,12 +151,5 @@ def step_seconds(cost: Cost, n: int, unit_seconds: Work) -> dict[str, float]:
 
 def usual_seconds(k: int, reading: float, forward: float) -> Work:
     """Seconds for one unit of each kind of work on an ordinary core, for k outputs and what was measured."""
-    return Work(
-        read=reading,
-        forward=forward,
-        layers=(1.0 + k) * forward,
-        rows=(1.0 + 2.0 * k) * forward,
-        algebra=1 / 4e10,
-        working=1 / 8e10,
-        cubes=3e-10,
-    )
+    layers, rows = (1.0 + k) * forward, (1.0 + 2.0 * k) * forward
+    return Work(reading, forward, layers, rows, algebra=1 / 4e10, working=1 / 8e10, cubes=3e-10)

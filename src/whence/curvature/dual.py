@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import Features, TrainingRows
+from whence.curvature.accumulate import Features, TrainingRows, groups_within_memory
 from whence.curvature.base import (
     AlignedCurvature,
-    Alignments,
     Groups,
     MeatRoots,
     NewtonStep,
     RidgePath,
-    groups_within_memory,
     singular,
     times_hessian,
     trace_of_hat,
@@ -25,8 +23,7 @@ from whence.curvature.primal import path_from_kernel
 from whence.data.batches import Inputs
 from whence.jacobian.linearization import Linearization
 
-LEAST_ROUNDING = 32
-"""A pivot counts as zero below the rounding error of so many additions, or of as many as there are pivots if more."""
+LEAST_ROUNDING = 32  # additions, at least, whose rounding error hides a pivot; as many as there are pivots if more
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,8 +45,7 @@ class FittedDual(AlignedCurvature):
         """Assemble the kernel, factor it, and read the leverages off it."""
         rows = TrainingRows(problem, features)
         rows.bring_together()  # every pair of examples is needed
-        kernel, inner_weights = assemble_kernel(rows)
-        path = None
+        (kernel, inner_weights), path = rows.kernel(), None
         if ridge is None:
             path = path_from_kernel(kernel, problem.residuals + inner_weights, problem, features.notes)
             ridge = path.best
@@ -108,29 +104,14 @@ class FittedDual(AlignedCurvature):
             projected = self.project(self.kernel[at.reshape(-1)]).reshape(*at.shape, -1)
             yield members, projected.gather(2, at.unsqueeze(1).expand(-1, at.shape[1], -1))
 
-    def alignments(self, inputs: Inputs) -> Alignments:
-        """Products with all training rows, times (lambda + L K)^-1: all training examples at once."""
-        start, everything = 0, slice(0, self.problem.n)
-        for _, _, aligned in self._aligned(inputs):
-            yield slice(start, start + len(aligned)), iter([(everything, aligned)])
-            start += len(aligned)
-
     def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same, with J F_lam^-1 J^T = (J J^T - a L K_x^T) / lambda."""
-        for rows, cross, aligned in self._aligned(inputs):
-            curved = times_hessian(cross.unflatten(2, aligned.shape[2:]), self.problem.hessian_roots).flatten(2)
-            products = (rows @ rows.transpose(1, 2) - aligned.flatten(2) @ curved.transpose(1, 2)) / self.ridge
-            yield aligned, (products + products.transpose(1, 2)) / 2  # a small difference: rounding shows
-
-    def _aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield rows (m, k, d), their products with all training rows (m, k, n k), and alignments (m, k, n, k)."""
+        """Alignments a = K_x (lambda + L K)^-1 for K_x = J J_train^T; J F_lam^-1 J^T = (J J^T - a L K_x^T) / lambda."""
         problem = self.problem
-        for rows in self.blocks(inputs):
-            cross = self.rows.times(rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
-            step = max(1, int(0.1 * problem.budget.limit) // (cross[0].numel() * cross.element_size()))
-            for part, here in zip(rows.split(step), cross.split(step), strict=True):
-                aligned = self.project(here.flatten(0, 1)).reshape(*here.shape[:2], problem.n, problem.k)
-                yield part, here, aligned
+        for rows, cross in self.rows.crossed(inputs):
+            aligned = self.project(cross.flatten(0, 1)).reshape(*cross.shape[:2], problem.n, problem.k)
+            curved = times_hessian(cross.view_as(aligned), problem.hessian_roots).flatten(2)
+            products = (rows @ rows.mT - aligned.flatten(2) @ curved.mT) / self.ridge
+            yield aligned, (products + products.mT) / 2  # a small difference: rounding shows
 
     def precondition(self, vectors: Tensor) -> Tensor:
         """The inverse itself."""
@@ -153,17 +134,8 @@ class FittedDual(AlignedCurvature):
         return FittedDual.of(self.rows, self.kernel, self.inner_weights, ridge)
 
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
-        """Rows (m, k, d) of a batch, as many at once as fit: each block costs a pass over the training rows."""
-        problem, k = self.problem, self.problem.output_count(inputs)
-        row = k * self.features.size * problem.outputs.element_size()
-        most = max(1, int(0.1 * problem.budget.limit) // row)
-        pending: list[Tensor] = []
-        for _, rows in self.features.rows(inputs, k):
-            if pending and sum(map(len, pending)) + len(rows) > most:
-                yield torch.cat(pending)
-                pending = []
-            pending.append(rows)
-        yield torch.cat(pending)
+        """Rows (m, k, d) of a batch, as many at once as fit."""
+        return self.rows.blocks(inputs)
 
     def _solve_left(self, vector: Tensor) -> Tensor:
         """(lambda + L K)^-1 v."""
@@ -174,29 +146,6 @@ class FittedDual(AlignedCurvature):
         inner = torch.einsum("nkq,nk->nq", roots, (self.kernel @ vector).reshape(n, k)).reshape(-1, 1)
         solved = torch.cholesky_solve(inner, self.factor).reshape(n, q)
         return (vector - torch.einsum("nkq,nq->nk", roots, solved).reshape(-1)) / self.ridge
-
-
-def assemble_kernel(rows: TrainingRows) -> tuple[Tensor, Tensor]:
-    """K and J w. Rows that do not fit in memory are recomputed for each block of columns."""
-    problem, features = rows.problem, rows.features
-    size = problem.n * problem.k
-    kernel = torch.empty(size, size, dtype=problem.dtype, device=problem.device)
-    inner = torch.empty(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
-    weights = features.weights()
-    if rows.in_memory:
-        flat = torch.cat([some.reshape(-1, some.shape[-1]) for _, some in rows.read("kernel")])
-        torch.mm(flat, flat.T, out=kernel)
-        return kernel, (flat @ weights).reshape(problem.n, problem.k)
-    most = max(1, int(0.2 * problem.budget.limit) // (problem.k * features.size * kernel.element_size()))
-    pending: list[Tensor] = []
-    start = 0
-    for where, some in rows.read("kernel"):
-        inner[where] = some @ weights
-        pending.append(some.flatten(0, 1))
-        if where.stop - start >= most or where.stop == problem.n:
-            kernel[start * problem.k : where.stop * problem.k] = rows.times(torch.cat(pending))
-            pending, start = [], where.stop
-    return kernel, inner
 
 
 def factor_kernel(kernel: Tensor, roots: Tensor | None, ridge: float) -> Tensor:

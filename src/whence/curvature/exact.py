@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+from whence.curvature.accumulate import setting_aside
 from whence.curvature.base import FittedCurvature, MeatRoots, Structure, singular
 from whence.curvature.core import Core
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.dual import FittedDual
-from whence.curvature.iterative import FittedIterative, IterativeSolver
+from whence.curvature.iterative import FittedIterative
 from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_stages, rows_in_cache
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
 from whence.runtime.execution import asks_back
-from whence.runtime.memory import Budget, readable
+from whence.runtime.memory import readable
 
 Road = Literal["auto", "primal", "dual", "matrix_free"]
 
@@ -58,51 +59,49 @@ class Exact(Structure):
         """All but the matrix-free road, which would solve for every pair of members."""
         return self.road != "matrix_free"
 
-    @property
-    def additive(self) -> bool:  # type: ignore[override]  # it depends on the road
-        """All but the matrix-free road, which solves for one example after the other, each time over all data."""
-        return self.road != "matrix_free"
+    additive = takes_groups  # the matrix-free road reads all data for every example
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
         """Choose the road, check that it fits in memory, and take it."""
         numbers, size = problem.n * problem.k, problem.selection.size
-        road = self.road
-        if road == "auto":
-            road = "primal" if size <= numbers or ridge == 0 else "dual"
+        road = self._road(numbers, size, ridge)
         if road == "dual" and problem.passes.checkpointed:
             raise InputError(
                 "expected a structure of sums over examples with a checkpoint, got the dual road, which is made of "
                 f"all pairs of {problem.n} examples. Use Exact(road='primal'), 'core', 'ekfac' or 'sketch'."
             )
-        if ridge == 0:
-            _check_unpenalised(road, numbers, size)
-        jacobian = problem.jacobian()
+        if ridge == 0 and numbers < size:
+            raise singular(0.0, size - numbers, size)
+        if ridge == 0 and road != "primal":
+            raise SingularCurvatureError(
+                f'expected ridge > 0 for the {road} road, got 0. Use Exact(road="primal"), which checks that the '
+                "curvature has an inverse, or raise `ridge`."
+            )
         if road == "matrix_free":
             if ridge is None:
                 raise InputError(
                     'expected a number as ridge for the matrix-free road, got "loo", which needs a matrix. '
                     'Use Exact(road="dual") or Exact(road="primal"), or whence.ridge_from_weight_decay.'
                 )
-            # J and J^T are exact transposes only up to rounding; below that conjugate gradients wander
-            tolerance = max(self.tolerance, 4 * jacobian.precision)
-            return FittedIterative.fit(IterativeSolver(problem, jacobian, ridge, tolerance, self.iterations))
+            return FittedIterative.fit(problem, ridge, self.tolerance, self.iterations)
         need = memory_needed(problem, road)
-        problem.budget.require(need, f"the exact structure ({road} road)", _instead(problem))
-        # what the matrices leave is for the rows
-        left = replace(problem, budget=Budget(problem.device, int(problem.budget.limit - need)))
-        fitted: FittedCurvature = (
-            FittedPrimal.fit(left, jacobian, ridge) if road == "primal" else FittedDual.fit(left, jacobian, ridge)
-        )
+        left = setting_aside(problem, need, f"the exact structure ({road} road)", _instead(problem))  # for the rows
+        algebra: type[FittedPrimal | FittedDual] = FittedPrimal if road == "primal" else FittedDual
+        fitted = algebra.fit(left, problem.jacobian(), ridge)
         fitted.notes.append(f"exact algebra, {road} road, {readable(need)} planned")
         return fitted
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
-        road = self.road
-        if road == "auto":
-            road = "primal" if sizes.d <= sizes.numbers else "dual"
+        road = self._road(sizes.numbers, sizes.d, None)
         costs = {"primal": primal_cost, "dual": dual_cost, "matrix_free": matrix_free_cost}
         return costs[road](sizes, f"exact ({road.replace('_', '-')} road)")
+
+    def _road(self, numbers: int, size: int, ridge: float | None) -> Road:
+        """The smaller matrix: of d `size`, or of n k `numbers`, which needs a ridge."""
+        if self.road != "auto":
+            return self.road
+        return "primal" if size <= numbers or ridge == 0 else "dual"
 
 
 def memory_needed(problem: Linearization, road: str) -> float:
@@ -115,30 +114,22 @@ def memory_needed(problem: Linearization, road: str) -> float:
     return (5.0 if problem.hessian_roots is None else 10.5) * numbers * numbers * item + chunk
 
 
-def _check_unpenalised(road: str, numbers: int, size: int) -> None:
-    """Without a penalty the curvature must have an inverse of its own, and only the primal road can check that."""
-    if numbers < size:
-        raise singular(0.0, size - numbers, size)
-    if road != "primal":
-        raise SingularCurvatureError(
-            f'expected ridge > 0 for the {road} road, got 0. Use Exact(road="primal"), which checks that the curvature '
-            "has an inverse, or raise `ridge`."
-        )
-
-
 def _instead(problem: Linearization) -> str:
     sizes = {road: memory_needed(problem, road) for road in ("primal", "dual")}
     fitting = [f"structure=whence.Exact(road='{road}')" for road, need in sizes.items() if problem.budget.fits(need)]
+    ways = [
+        *fitting,
+        "structure='core' or 'ekfac' (a few times the weights)",
+        *([] if problem.selection.one_layer else ["parameters='last_layer'"]),
+        "fewer training examples",
+        *(["fewer columns (hessian_columns=...)"] if problem.k > 1 else []),
+        "a smaller chunk_size where its rows are what is too large",
+        "structure=whence.Exact(road='matrix_free') for a handful of test points",
+    ]
     return (
         f"For {problem.n} examples, {problem.k} outputs and {problem.selection.size} parameters the primal road takes "
-        f"{readable(sizes['primal'])} and the dual {readable(sizes['dual'])}. What fits: "
-        + "".join(f"{choice}; " for choice in fitting)
-        + "structure='core' or 'ekfac' (a few times the weights); "
-        + ("" if problem.selection.one_layer else "parameters='last_layer'; ")
-        + "fewer training examples; "
-        + ("fewer columns (hessian_columns=...); " if problem.k > 1 else "")
-        + "a smaller chunk_size where its rows are what is too large; "
-        "structure=whence.Exact(road='matrix_free') for a handful of test points; or a larger max_memory."
+        f"{readable(sizes['primal'])} and the dual {readable(sizes['dual'])}. What fits: {'; '.join(ways)}; or a "
+        "larger max_memory."
     )
 
 
@@ -159,20 +150,21 @@ class Auto(Structure):
 
     name: ClassVar[str] = "auto"
     most: ClassVar[Mapping[str, float]] = OPERATIONS  # of an exact fit
+    otherwise: ClassVar[Structure] = Core()
     takes_groups: ClassVar[bool] = True  # both the exact structure and the core do
     additive: ClassVar[bool] = True  # both the primal road and the core are made of sums over examples
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
         """Exact by the road that takes fewer operations, if it fits; else the core."""
-        chosen, why = choose(
+        return choose(
             problem.n * problem.k,
             problem.selection.size,
             lambda road: memory_needed(problem, road),
             problem.budget.limit,
             self.most["cuda" if problem.device.type == "cuda" else "cpu"],
-            dual=not (problem.passes.checkpointed or ridge == 0),  # the kernel is no sum over examples
+            not (problem.passes.checkpointed or ridge == 0),  # the kernel is no sum over examples
+            self.otherwise,
         )
-        return self.taken(chosen), why
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
         """Fit the structure that was chosen."""
@@ -180,16 +172,10 @@ class Auto(Structure):
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of the structure that would be chosen."""
-
-        def memory(road: Road) -> float:
-            return Exact(road).cost(sizes).memory
-
         most = self.most["cuda" if sizes.device.type == "cuda" else "cpu"]
-        return self.taken(choose(sizes.numbers, sizes.d, memory, sizes.limit, most, sizes.dual)[0]).cost(sizes)
-
-    def taken(self, chosen: Structure) -> Structure:
-        """The structure that is chosen, or what stands in its place."""
-        return chosen
+        memory = {road: Exact(road).cost(sizes).memory for road in ("primal", "dual")}
+        found, _ = choose(sizes.numbers, sizes.d, memory.__getitem__, sizes.limit, most, sizes.dual, self.otherwise)
+        return found.cost(sizes)
 
 
 def choose(
@@ -199,6 +185,7 @@ def choose(
     limit: float,
     most: float,
     dual: bool = True,
+    otherwise: Structure = Auto.otherwise,
 ) -> tuple[Structure, str]:
     """Exact by the road that takes fewer operations, if it fits and takes so many at most, else the core; and why.
 
@@ -212,7 +199,7 @@ def choose(
         if operations[road] <= most and memory(road) <= limit:
             return Exact(road), f"{road} road: {readable(memory(road))}, {operations[road]:.0e} operations"
     road = roads[0]
-    return Core(), f"exact would take {readable(memory(road))} and {operations[road]:.0e} operations ({road} road)"
+    return otherwise, f"exact would take {readable(memory(road))} and {operations[road]:.0e} operations ({road} road)"
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------

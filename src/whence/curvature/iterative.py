@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import check_gradients, finite_examples
-from whence.curvature.base import AlignedCurvature, Alignments, NewtonStep, times_hessian, trace_of_hat
+from whence.curvature.base import AlignedCurvature, NewtonStep, times_hessian, trace_of_hat
 from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
 from whence.jacobian.jacobian import Jacobian
@@ -102,18 +102,49 @@ def curvature_times(
     return image
 
 
-@dataclass(frozen=True)
-class IterativeSolver:
-    """F_lam^-1 v by conjugate gradients."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FittedIterative(AlignedCurvature):
+    """No matrix at all: every answer solves by conjugate gradients."""
 
-    problem: Linearization  # the linearized training problem
-    jacobian: Jacobian  # its Jacobian
-    ridge: float  # lambda, on the sum scale
+    jacobian: Jacobian  # of the network
     tolerance: float  # relative residual at which a solve stops
     iterations: int  # most steps of a solve
+    worst: float = 0.0  # the largest relative residual of the solves for the leverages
 
-    def solve(self, vectors: Tensor) -> tuple[Tensor, float]:
-        """F_lam^-1 v for vectors (q, d), all at once, and the largest relative residual."""
+    @classmethod
+    def fit(cls, problem: Linearization, ridge: float, tolerance: float, iterations: int) -> FittedIterative:
+        """Solve for the leverage blocks of all training examples."""
+        jacobian = problem.jacobian()
+        blocks = torch.empty(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
+        for batch in problem.read("gradients"):  # every solve reads all of them: first of all, that they are numbers
+            for part, rows in jacobian.rows(batch.inputs, problem.k):
+                check_gradients([(batch.start + part.start, finite_examples(rows))])
+        fitted = cls(
+            problem=problem,
+            ridge=ridge,
+            leverage_blocks=blocks,
+            degrees_of_freedom=0.0,
+            notes=jacobian.notes,
+            jacobian=jacobian,
+            # J and J^T are exact transposes only up to rounding; below that conjugate gradients wander
+            tolerance=max(tolerance, 4 * jacobian.precision),
+            iterations=iterations,
+        )
+        worst = 0.0
+        for batch in problem.read("leverage"):
+            for part, rows in jacobian.rows(batch.inputs, problem.k):
+                solved, reached = fitted._solve(rows.flatten(0, 1))
+                blocks[batch.start + part.start : batch.start + part.stop] = rows @ solved.reshape(rows.shape).mT
+                worst = max(worst, reached)
+        jacobian.notes.append(f"exact algebra, matrix-free road, solves to a relative residual of {worst:.2g}")
+        return replace(fitted, degrees_of_freedom=trace_of_hat(blocks, problem.hessian_roots), worst=worst)
+
+    def solve(self, vectors: Tensor) -> Tensor:
+        """F_lam^-1 v for vectors (q, d), all at once."""
+        return self._solve(vectors)[0]
+
+    def _solve(self, vectors: Tensor) -> tuple[Tensor, float]:
+        """The same, and the largest relative residual."""
         found = conjugate_gradients(
             lambda some, _: curvature_times(some, self.problem, self.jacobian, self.ridge),
             vectors,
@@ -133,67 +164,16 @@ class IterativeSolver:
             )
         return found.solution, reached
 
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FittedIterative(AlignedCurvature):
-    """No matrix at all: every answer solves by conjugate gradients."""
-
-    solver: IterativeSolver  # of F_lam z = v
-    worst: float  # the largest relative residual of the solves for the leverages
-
-    @classmethod
-    def fit(cls, solver: IterativeSolver) -> FittedIterative:
-        """Solve for the leverage blocks of all training examples."""
-        problem, jacobian = solver.problem, solver.jacobian
-        leverage_blocks = torch.empty(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
-        for batch in problem.read("gradients"):  # every solve reads all of them: first of all, that they are numbers
-            for part, rows in jacobian.rows(batch.inputs, problem.k):
-                check_gradients([(batch.start + part.start, finite_examples(rows))])
-        worst = 0.0
-        for batch in problem.read("leverage"):
-            for part, rows in jacobian.rows(batch.inputs, problem.k):
-                solved, reached = solver.solve(rows.flatten(0, 1))
-                worst = max(worst, reached)
-                where = slice(batch.start + part.start, batch.start + part.stop)
-                leverage_blocks[where] = rows @ solved.reshape(rows.shape).transpose(1, 2)
-        jacobian.notes.append(f"exact algebra, matrix-free road, solves to a relative residual of {worst:.2g}")
-        return cls(
-            problem=problem,
-            ridge=solver.ridge,
-            leverage_blocks=leverage_blocks,
-            degrees_of_freedom=trace_of_hat(leverage_blocks, problem.hessian_roots),
-            notes=jacobian.notes,
-            solver=solver,
-            worst=worst,
-        )
-
-    def solve(self, vectors: Tensor) -> Tensor:
-        """F_lam^-1 v for vectors (q, d), all at once."""
-        return self.solver.solve(vectors)[0]
-
-    @property
-    def jacobian(self) -> Jacobian:
-        """Of the network."""
-        return self.solver.jacobian
-
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
         """Rows (m, k, d) of a batch, some at a time."""
         yield from (rows for _, rows in self.jacobian.rows(inputs, self.problem.output_count(inputs)))
 
-    def align(self, solved: Tensor) -> Tensor:
-        """J_i v for every training example: (q, d) -> (q, n, k)."""
-        parts = [self.jacobian.jvp(batch.inputs, solved) for batch in self.problem.batches]
-        return torch.cat(parts, dim=1)
-
-    def alignments(self, inputs: Inputs) -> Alignments:
-        """K solves a test point, then products with the Jacobian of the training examples."""
-        for where, rows in self.jacobian.rows(inputs, self.problem.output_count(inputs)):
-            yield where, self._align(self.solve(rows.flatten(0, 1)), len(rows))
-
-    def _align(self, solved: Tensor, m: int) -> Iterator[tuple[slice, Tensor]]:
-        for batch in self.problem.read("alignments"):
-            along = self.jacobian.jvp(batch.inputs, solved)  # (m k, n, k)
-            yield batch.rows, along.reshape(m, -1, batch.size, self.problem.k)
+    def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
+        """K solves a test point, then one pass over the training data."""
+        for rows in self.blocks(inputs):
+            solved = self.solve(rows.flatten(0, 1))
+            alignments = self._along(solved).reshape(*rows.shape[:2], self.problem.n, self.problem.k)
+            yield alignments, rows @ solved.reshape(rows.shape).mT
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w)."""
@@ -203,13 +183,10 @@ class FittedIterative(AlignedCurvature):
         for batch in problem.read("Newton step"):
             score = score + self.jacobian.vjp(batch.inputs, problem.residuals[batch.rows].unsqueeze(0))[0]
         step = self.solve(score.unsqueeze(0))
-        change = self.align(step)[0]
         size = float(step.norm() / weights.norm().clamp_min(torch.finfo(weights.dtype).tiny))
-        return NewtonStep(change, size, step[0] if with_direction else None)
+        return NewtonStep(self._along(step)[0], size, step[0] if with_direction else None)
 
-    def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
-        """K solves a test point, then one pass over the training data."""
-        for rows in self.blocks(inputs):
-            solved = self.solve(rows.flatten(0, 1))
-            alignments = self.align(solved).reshape(*rows.shape[:2], self.problem.n, self.problem.k)
-            yield alignments, rows @ solved.reshape(rows.shape).transpose(1, 2)
+    def _along(self, vectors: Tensor) -> Tensor:
+        """J_i v for every training example: (q, d) -> (q, n, k)."""
+        read = self.problem.read("alignments")
+        return torch.cat([self.jacobian.jvp(batch.inputs, vectors) for batch in read], dim=1)

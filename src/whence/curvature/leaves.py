@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.curvature.accumulate import CACHE_SHARE, Cotangents, Features
+from whence.curvature.accumulate import CACHE_SHARE, Cotangents, setting_aside
 from whence.curvature.base import FeatureStructure, MeatRoots, Meats, Predicted, Structure, singular, trace_of_hat
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.exact import Auto, Exact
@@ -25,7 +25,6 @@ from whence.curvature.primal import (
     PrimalSandwich,
     algebra_operations,
     algebra_stages,
-    leaving,
     primal_bytes,
     rows_in_cache,
 )
@@ -35,14 +34,13 @@ from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.views import OutputView
 
-SAMPLE = 20_000
-"""Training rows that the directions are found with, evenly spaced."""
-
-ITERATIONS = 2
-"""Of the subspace: each multiplies it by the curvature once."""
-
-ROW_BYTES = 64 * 2**20
-"""Rows of features that are formed at once."""
+SAMPLE = 20_000  # training rows that the directions are found with, evenly spaced
+ITERATIONS = 2  # of the subspace: each multiplies it by the curvature once
+ROW_BYTES = 64 * 2**20  # rows of features that are formed at once
+LEAF_BYTES = 36.0  # of the search for a direction, for each leaf
+LARGEST_SEARCH = 1e11  # leaves times squared directions; forests of large trees have many leaves
+GATHER = 8.0  # operations of a product of matrices that take as long as one number that is gathered and added
+SUMS = 64  # random sums of training rows, which measure the curvature outside of the directions
 
 
 @dataclass(frozen=True)
@@ -69,16 +67,21 @@ class LeafFeatures:
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which examples, rows (n, k, r)) in single precision."""
-        plain = inputs.inputs if isinstance(inputs, OutputView) else inputs
-        leaves, k = plain["leaves"], len(self.model.base)
+        leaves, shown = self._shown(inputs)
         table = (self.basis / self.model.scale.unsqueeze(1)).float().contiguous()  # by rows, which bags read
-        step = max(1, ROW_BYTES // (4 * max(k, outputs) * self.size))
+        step = max(1, ROW_BYTES // (4 * max(len(self.model.base), outputs) * self.size))
         for low in range(0, len(leaves), step):
             where = slice(low, min(low + step, len(leaves)))
             rows = self._gather(leaves[where], table)
-            if isinstance(inputs, OutputView):
-                rows = torch.einsum("nkr,nkc->ncr", rows, _shown(inputs, where, k).to(rows.dtype))
-            yield where, rows
+            yield where, rows if shown is None else torch.einsum("nkr,nkc->ncr", rows, shown[where].to(rows.dtype))
+
+    def _shown(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Leaves (n, trees), and (n, k, c) how much of each output a view shows, which is linear in them."""
+        if not isinstance(inputs, OutputView):
+            return inputs["leaves"], None
+        leaves = inputs.inputs["leaves"]
+        eye = torch.eye(len(self.model.base), dtype=torch.float64, device=leaves.device)
+        return leaves, torch.stack([inputs.apply(one.expand(len(leaves), -1)) for one in eye], 1)
 
     def _gather(self, leaves: Tensor, table: Tensor) -> Tensor:
         model = self.model
@@ -98,14 +101,12 @@ class LeafFeatures:
 
     def squares(self, inputs: Inputs, cotangents: Tensor) -> Tensor:
         """(n, c) squared lengths of the whole gradients of combinations (c, n, k) of the outputs."""
-        plain = inputs.inputs if isinstance(inputs, OutputView) else inputs
-        k = len(self.model.base)
-        if isinstance(inputs, OutputView):
-            shown = _shown(inputs, slice(0, len(plain["leaves"])), k)
+        leaves, shown = self._shown(inputs)
+        if shown is not None:
             cotangents = torch.einsum("nko,cno->cnk", shown.to(cotangents.dtype), cotangents)
-        each = 1.0 / self.model.scale[plain["leaves"].long()].square()  # (n, trees)
+        each = 1.0 / self.model.scale[leaves.long()].square()  # (n, trees)
         if self.model.outputs is None:
-            by_output = each.sum(1, keepdim=True).expand(-1, k)
+            by_output = each.sum(1, keepdim=True).expand(-1, len(self.model.base))
         else:
             by_output = each @ self.model.one_hot_outputs(each.dtype)
         return torch.einsum("cnk,nk->nc", cotangents.square().to(each.dtype), by_output)
@@ -137,31 +138,11 @@ class LeafFeatures:
         return (self.basis.to(step.dtype) @ wide.mT).flatten(-2)
 
 
-def _shown(view: OutputView, where: slice, k: int) -> Tensor:
-    """(n, k, c) how much of each output a view shows, which is linear in them."""
-    whole = len(view.inputs["leaves"])
-    eye = torch.eye(k, dtype=torch.float64, device=view.inputs["leaves"].device)
-    return torch.stack([view.apply(one.expand(whole, -1))[where] for one in eye], 1)
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedLeaves(FittedPrimal):
     """The primal algebra on leading directions, with leverages that count what lies outside of them."""
 
-    @classmethod
-    def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedLeaves:
-        """As without the rest, which then adds to the leverages."""
-        found = super().fit(problem, features, ridge)
-        assert isinstance(found, FittedLeaves)
-        return found.with_rest()
-
-    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedLeaves:
-        """At another ridge, with the rest."""
-        found = super().at(ridge, meat_roots)
-        assert isinstance(found, FittedLeaves)
-        return found.with_rest()
-
-    def with_rest(self) -> FittedLeaves:
+    def completed(self) -> FittedLeaves:
         """Add o / (lambda + o + f) to leverages, for a squared length o outside the directions.
 
         There f is the curvature that other rows give, a mean over all rows. No leverage exceeds
@@ -172,14 +153,10 @@ class FittedLeaves(FittedPrimal):
         if self.ridge <= 0:
             return self
         ones = torch.eye(problem.k, dtype=problem.dtype, device=problem.device).unsqueeze(1)
-        parts = [
-            (
-                features.squares(batch.inputs, ones.expand(-1, batch.size, -1)),
-                features.outer(batch.inputs, problem.k)[0],
-            )
-            for batch in problem.read("lengths")
-        ]
-        whole, met = (torch.cat(some).to(problem.dtype) for some in zip(*parts, strict=True))  # (n, k)
+        whole, met = torch.empty_like(problem.outputs), torch.empty_like(problem.outputs)  # (n, k)
+        for batch in problem.read("lengths"):
+            whole[batch.rows] = features.squares(batch.inputs, ones.expand(-1, batch.size, -1)).to(whole.dtype)
+            met[batch.rows] = features.outer(batch.inputs, problem.k)[0].to(met.dtype)
         inside = torch.cat([some.square().sum(2) for _, some in self.rows.read("lengths")]).to(problem.dtype)
         outside = (whole - inside).clamp_min(0.0)
         roots = problem.hessian_roots
@@ -256,27 +233,24 @@ class LeafCore(FeatureStructure):
     largest: int = 1024
     seed: int = 0
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedLeaves:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
         """Find the directions, then the primal algebra along them."""
         model = problem.network.model
         if not isinstance(model, LeafSum):
             raise InputError(f'expected trees for {self!r}, got {type(model).__name__}. Use structure="core".')
         if ridge == 0:
             raise singular(0.0, 1, problem.selection.size)
-        r = self._columns(problem, model)
+        width, leaves = model.leaf_values.shape[1], len(model.scale)  # outputs that a leaf adds to
+        wanted = self._wanted(leaves, width, problem.budget.limit) // width
+        r = max(1, min(wanted, leaves, problem.n * (problem.k if width == 1 else 1)))
         features = LeafFeatures(model, *leading_directions(problem, model, r, self.seed))
-        problem.budget.require(primal_bytes(features.size), f"a core of {features.size} directions", "Lower `size`.")
+        need, what = primal_bytes(features.size), f"a core of {features.size} directions"
+        left = setting_aside(problem, need, what, "Lower `size`.")
         features.notes.append(
             f"{features.size} leading directions of {problem.selection.size} leaf values; what lies outside of them "
             "counts by its length, and by the curvature there as random sums of training rows measure it"
         )
-        return FittedLeaves.fit(leaving(problem, features.size), features, ridge)
-
-    def _columns(self, problem: Linearization, model: LeafSum) -> int:
-        """How many directions for each output of a leaf."""
-        width = model.leaf_values.shape[1]
-        wanted = self._wanted(len(model.scale), width, problem.budget.limit)
-        return max(1, min(wanted // width, len(model.scale), problem.n * (problem.k if width == 1 else 1)))
+        return FittedLeaves.fit(left, features, ridge)
 
     def _wanted(self, leaves: int, width: int, limit: float) -> int:
         """How many directions in all: the size, or what memory and about ten seconds of algebra allow."""
@@ -308,19 +282,6 @@ class LeafCore(FeatureStructure):
             },
             prediction=Work(forward=1.0, algebra=2.0 * gather + 16.0 * sizes.k * square),
         )
-
-
-LEAF_BYTES = 36.0
-"""Of the search for a direction, for each leaf."""
-
-LARGEST_SEARCH = 1e11
-"""Leaves times squared directions; forests of large trees have many leaves."""
-
-GATHER = 8.0
-"""Operations of a product of matrices that take as long as one number that is gathered and added."""
-
-SUMS = 64
-"""Random sums of training rows, which measure the curvature outside of the directions."""
 
 
 def leading_directions(problem: Linearization, model: LeafSum, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -412,6 +373,7 @@ class LeafAuto(Auto):
     """Exact where it fits in memory and takes a few seconds, else the leading directions of the leaves."""
 
     most: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}  # sooner than networks: directions say the same
+    otherwise: ClassVar[Structure] = LeafCore()
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
         """The primal road wherever it is quick: a fit by it predicts without the training data, once it is loaded."""
@@ -422,7 +384,3 @@ class LeafAuto(Auto):
         """Of the structure that is chosen."""
         primal = super().cost(replace(sizes, dual=False))
         return super().cost(sizes) if primal.name == LeafCore.name else primal
-
-    def taken(self, chosen: Structure) -> Structure:
-        """The core of leaves in the place of that of networks."""
-        return chosen if isinstance(chosen, Exact) else LeafCore()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from whence.curvature.base import AdditiveStructure, Structure
 from whence.curvature.core import Core, Sketch
@@ -17,27 +17,14 @@ from whence.curvature.ekfac import EKFAC
 from whence.curvature.kronecker import INPUTS_PER_POSITION
 from whence.data.batches import Inputs, take
 from whence.errors import TooLargeError
-from whence.jacobian.gradients import Block
+from whence.jacobian.gradients import Block, Kind
 from whence.jacobian.network import Network, Selection
 from whence.runtime.memory import Budget, readable
 
-RANK = 8
-"""Of the low-rank factors that are named as a way out."""
-
-SMALLEST = 256
-"""Features of the smallest sketch that is named as a way out."""
-
-MOST_NAMED = 6
-"""Layers that are named one by one."""
-
-LAYER = re.compile(r"^(.*?\.\d+)\.")
-"""The part of a parameter's name that is the same in one of many equal layers."""
-
-
-def planned_block(name: str, parameter: Tensor, table: bool) -> Block:
-    """The form that the gradient of a parameter will likely have."""
-    shape = tuple(parameter.shape)
-    return Block(name, (name,), (shape,), "rows" if table else "kronecker" if len(shape) > 1 else "dense")
+RANK = 8  # of the low-rank factors that are named as a way out
+SMALLEST = 256  # features of the smallest sketch that is named as a way out
+MOST_NAMED = 6  # layers that are named one by one
+LAYER = re.compile(r"^(.*?\.\d+)\.")  # the part of a parameter's name that is the same in one of many equal layers
 
 
 def keeps_all_directions(device: torch.device, positions: int, blocks: Sequence[Block]) -> bool:
@@ -78,25 +65,23 @@ def require_plan(
     if not isinstance(structure, AdditiveStructure):
         return ""
     tables = {id(module.weight) for module in network.model.modules() if isinstance(module, nn.Embedding)}
-    parameters = selection.parameters
-    blocks = {name: planned_block(name, one, id(one) in tables) for name, one in parameters.items()}
+    blocks, item = dict[str, Block](), 4
+    for name, one in selection.parameters.items():
+        kind: Kind = "rows" if id(one) in tables else "kronecker" if one.ndim > 1 else "dense"  # most likely
+        blocks[name] = Block(name, (name,), (tuple(one.shape),), kind)
+        item = max(item, one.element_size())
     example = (1.0 + columns / 2) * saved_bytes(network, take(first, slice(0, 1)))
-    item = max(p.element_size() for p in parameters.values())
     sizes = ProblemSizes(
         n=n,
         k=columns,
         q=columns - 1,
         d=selection.size,
         item=8,
-        working=max(item, 4),
-        row_chunk=1,
-        layer_chunk=1,
-        row_bytes=0.0,
-        layer_bytes=example,
-        example_bytes=0.0,
+        working=item,
         blocks=tuple(blocks.values()),
         limit=budget.limit,
         device=network.device,
+        layer_bytes=example,
     )
 
     def cost(structure: Structure, blocks: Sequence[Block]) -> Cost:
@@ -132,14 +117,10 @@ def _ways_out(
             yield f"structure=whence.{other.__name__}(size={found})"
     if type(structure) not in (Sketch, Core, EKFAC) and fits(EKFAC(), every):
         yield "structure=whence.EKFAC()"
-    layers: dict[str, list[Block]] = {}
-    for name, block in blocks.items():
-        match = LAYER.match(name)
-        if match is not None:
-            layers.setdefault(match.group(1), []).append(block)
-    names = list(layers)
+    layer_of = {name: match.group(1) for name in blocks if (match := LAYER.match(name))}
+    names = list(dict.fromkeys(layer_of.values()))
     for count in range(len(names) - 1, 0, -1):
-        if fits(structure, [block for name in names[-count:] for block in layers[name]]):
+        if fits(structure, [blocks[name] for name, layer in layer_of.items() if layer in names[-count:]]):
             patterns = ", ".join(repr(f"{name}.*") for name in names[-count:])
             which = f"parameters=[{patterns}]" if count <= MOST_NAMED else f"from {names[-count]} on"
             yield f"the last {count} of {len(names)} layers ({which})"

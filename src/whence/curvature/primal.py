@@ -18,8 +18,8 @@ from whence.curvature.accumulate import (
     Cotangents,
     Features,
     LayerGradients,
-    RowAccumulator,
     TrainingRows,
+    groups_within_memory,
     working_precision,
 )
 from whence.curvature.base import (
@@ -32,7 +32,6 @@ from whence.curvature.base import (
     Predicted,
     RidgePath,
     Sandwich,
-    groups_within_memory,
     singular,
     times_noise,
     trace_of_hat,
@@ -43,8 +42,6 @@ from whence.data.batches import Inputs
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Folds, Linearization
 from whence.linalg import NARROWEST, add_gram, eigenvectors, inverse_norm, mirror, panels, solve_lower
-from whence.runtime.execution import State
-from whence.runtime.memory import Budget
 from whence.runtime.model_state import rounded_products
 
 QR_SIZE = 2048  # features up to which rows at hand are factored by QR if need be: it squares no condition number
@@ -99,8 +96,7 @@ class Projected:
         for basis, index in zip(self.bases, self.indices, strict=True):
             matrix = basis.block.to_matrix(parameters).to(dtype=dtype)
             moved = basis.to(matrix.dtype).into(matrix)
-            lead = moved.shape[: moved.ndim - len(basis.shape)]
-            parts.append(moved.reshape(*lead, math.prod(basis.shape))[..., index])
+            parts.append(moved.flatten(moved.ndim - len(basis.shape))[..., index])
         return torch.cat(parts, dim=-1).to(self.stream.problem.dtype)
 
     def prescale(self, ridge: float | None) -> Tensor:
@@ -112,24 +108,13 @@ class Projected:
 
     def lift(self, step: Tensor) -> Tensor:
         """U z: from the coordinates (..., r) back to the selected weights, (..., d)."""
-        tensors: dict[str, Tensor] = {}
-        for basis, matrix in zip(self.bases, self._lifted(step), strict=True):
-            tensors.update(basis.block.from_matrix(matrix))
-        return self.stream.problem.selection.flatten(tensors, leading=step.dim() - 1)
-
-    def lifted_norm(self, step: Tensor) -> float:
-        """Of U z for z (r,), of which one block at a time is held."""
-        return math.hypot(*(float(matrix.norm()) for matrix in self._lifted(step)))
-
-    def _lifted(self, step: Tensor) -> Iterator[Tensor]:
-        """U z, block by block, as matrices."""
-        lead = step.shape[:-1]
-        for basis, index, part in zip(
-            self.bases, self.indices, step.split([len(index) for index in self.indices], dim=-1), strict=True
-        ):
+        lead, tensors, low = step.shape[:-1], dict[str, Tensor](), 0
+        for basis, index in zip(self.bases, self.indices, strict=True):
             flat = step.new_zeros(*lead, math.prod(basis.shape))
-            flat[..., index] = part
-            yield basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))
+            flat[..., index] = step[..., low : low + len(index)]
+            low += len(index)
+            tensors.update(basis.block.from_matrix(basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))))
+        return self.stream.problem.selection.flatten(tensors, leading=len(lead))
 
 
 def sketch_features(stream: LayerGradients, size: int, seed: int) -> Projected:
@@ -188,11 +173,6 @@ def primal_bytes(r: int) -> float:
     return 9.0 * r * r * 8
 
 
-def leaving(problem: Linearization, r: int) -> Linearization:
-    """The same problem with the memory that the algebra on r features leaves, for their rows."""
-    return replace(problem, budget=Budget(problem.device, max(problem.budget.limit - primal_bytes(r), 0.0)))
-
-
 POINTS = 49
 DECADES = (-9.0, 3.0)  # powers of ten of the largest eigenvalue that the grid of ridges spans
 
@@ -209,43 +189,32 @@ def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str])
     For each ridge: e_i = y_i - q_i b with b = (S + lambda)^-1 sum_i q_i^T y_i, H_ii = q_i (S + lambda)^-1 q_i^T and
     u_i = (I - H_ii)^-1 e_i, where i is an example, a position or an output of one, or a whole group.
     """
-    problem = rows.problem
+    problem, label, weights = rows.problem, "leave-one-out path", rows.features.weights()
     values, vectors = (part.to(curvature.dtype) for part in eigenvectors(curvature, "the curvature", notes))
     # signs of eigenvectors are arbitrary: those of one process serve all
-    problem.passes.process_group.broadcast([values, vectors], 0, "leave-one-out path")
-    weights = rows.features.weights()
+    problem.passes.process_group.broadcast([values, vectors], 0, label)
 
-    def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """One pass: rows (n, k, r), and the targets (n, k) of the linearized model."""
-        for where, some in rows.read("leave-one-out path", state, [vectors, *given]):
-            wide = some.to(vectors.dtype)
-            yield where, wide @ vectors, problem.residuals[where] + wide @ weights
+    def rotated(where: slice | Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows (n, k, r), and the targets (n, k) of the linearized model."""
+        wide = some.to(vectors.dtype)
+        return wide @ vectors, problem.residuals[where] + wide @ weights
 
-    along = torch.zeros_like(values)
-    for _, some, targets in rotated({"cross": along}, ()):
-        along += torch.einsum("nkp,nk->p", some, targets)
-    ridges = ridge_grid(values)
-    sums = torch.zeros_like(ridges)
-    if problem.folds.groups is None:
-        for _, some, targets in rotated({"sums": sums}, [along, ridges]):
-            sums += _errors(ridges, values, along, some, problem.folds, targets)
-        return RidgePath(ridges, sums / problem.n)
-    size = len(values)
-    for members in groups_within_memory(problem.folds.groups, problem, size):  # a pass for as many as memory allows
-        both = problem.outputs.new_zeros(members.numel(), problem.k, size + 1)  # rows and targets
-        for where, some, targets in rotated({"rows": both}, [members]):
-            into, at = members_in(where, members)
-            both[into] = torch.cat([some[at], targets[at].unsqueeze(2)], 2).to(both.dtype)
-        of_groups = both.reshape(len(members), -1, size + 1)
-        sums += _errors(ridges, values, along, of_groups[..., :-1], problem.folds, of_groups[..., -1])
+    along, ridges = torch.zeros_like(values), ridge_grid(values)
+    for where, some in rows.read(label, {"cross": along}, [vectors]):
+        along += torch.einsum("nkp,nk->p", *rotated(where, some))
+    sums, folds, groups = torch.zeros_like(ridges), problem.folds, problem.folds.groups
+    if groups is None:
+        for where, some in rows.read(label, {"sums": sums}, [vectors, along, ridges]):
+            sums += _errors(ridges, values, along, folds, *rotated(where, some))
+    else:
+
+        def joined(where: Tensor, some: Tensor) -> Tensor:
+            some, targets = rotated(where, some)
+            return torch.cat([some, targets.unsqueeze(2)], 2)
+
+        for _, both in rows.of_groups(label, groups, len(values) + 1, [vectors], joined):
+            sums += _errors(ridges, values, along, folds, both[..., :-1], both[..., -1])
     return RidgePath(ridges, sums / problem.n)
-
-
-def members_in(where: slice, members: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of the members (groups, size), in a row, are among some training examples; and at which place there."""
-    flat = members.reshape(-1)
-    found = ((flat >= where.start) & (flat < where.stop)).nonzero().squeeze(1)
-    return found, flat[found] - where.start
 
 
 def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, notes: list[str]) -> RidgePath:
@@ -257,16 +226,17 @@ def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, no
     values, vectors = (part.to(kernel.dtype) for part in eigenvectors(kernel, "the kernel", notes))
     rows, along, groups = vectors.reshape(*targets.shape, -1), vectors.T @ targets.reshape(-1), problem.folds.groups
     ridges = ridge_grid(values)
-    if groups is None:
-        return RidgePath(ridges, _errors(ridges, values, along, rows, problem.folds) / problem.n)
-    errors = torch.zeros_like(ridges)
-    for members in groups_within_memory(groups, problem, len(values)):
-        errors += _errors(ridges, values, along, rows[members].flatten(1, 2), problem.folds) / problem.n
-    return RidgePath(ridges, errors)
+    parts = (
+        [rows]
+        if groups is None
+        else (rows[members].flatten(1, 2) for members in groups_within_memory(groups, problem, len(values)))
+    )
+    errors = sum((_errors(ridges, values, along, problem.folds, part) for part in parts), torch.zeros_like(ridges))
+    return RidgePath(ridges, errors / problem.n)
 
 
 def _errors(
-    ridges: Tensor, values: Tensor, along: Tensor, rows: Tensor, folds: Folds, targets: Tensor | None = None
+    ridges: Tensor, values: Tensor, along: Tensor, folds: Folds, rows: Tensor, targets: Tensor | None = None
 ) -> Tensor:
     """(g,) sums of squared leave-one-out residuals at each ridge: by the curvature where targets are given, else by C.
 
@@ -311,112 +281,66 @@ class Whitening:
         return Whitening(self.scale.to(dtype), self.inverse.to(dtype))
 
 
-class FeatureCurvature(RowAccumulator):
-    """The curvature sum_i z_i^T L_i z_i of features that are divided by `prescale`, and the score sum_i z_i^T r_i."""
-
-    label = "curvature"
-
-    def __init__(self, rows: TrainingRows, prescale: Tensor) -> None:
-        self.rows, self.prescale, size = rows, prescale, rows.features.size
-        self.curvature = torch.zeros(size, size, dtype=rows.problem.dtype, device=rows.problem.device)
-        self.score = self.curvature.new_zeros(size)
-
-    def state(self) -> dict[str, Tensor]:
-        """The two sums."""
-        return {"curvature": self.curvature, "score": self.score}
-
-    def given(self) -> list[Tensor]:
-        """The scale, and the weights of the network."""
-        return [self.prescale, self.rows.features.weights()]
-
-    def add(self, where: slice, rows: Tensor) -> None:
-        """Add z^T L z and z^T r."""
-        flat = self.rows.curved(where, rows / self.prescale.to(rows.dtype)).reshape(-1, len(self.prescale))
+def feature_curvature(rows: TrainingRows, prescale: Tensor) -> tuple[Tensor, Tensor]:
+    """The curvature sum_i z_i^T L_i z_i (r, r) of features over `prescale`, and the score sum_i z_i^T r_i."""
+    problem, size = rows.problem, rows.features.size
+    curvature = torch.zeros(size, size, dtype=problem.dtype, device=problem.device)
+    score = curvature.new_zeros(size)
+    state, given = {"curvature": curvature, "score": score}, [prescale, rows.features.weights()]
+    for where, some in rows.read("curvature", state, given):
         with rounded_products(False):  # TF32 has too few digits for the inverse of what is nearly dependent
-            add_gram(self.curvature, flat)
-        residuals = self.rows.problem.residuals[where].to(rows.dtype)
-        self.score += (residuals.reshape(-1) @ rows.flatten(0, 1)).to(self.score.dtype)
+            add_gram(curvature, rows.curved(where, some / prescale.to(some.dtype)).flatten(0, 1))
+        score += (problem.residuals[where].to(some.dtype).flatten() @ some.flatten(0, 1)).to(score.dtype)
+    return mirror(curvature), score
 
 
-class PrimalLeverage(RowAccumulator):
+def leverages(
+    rows: TrainingRows, whiten: Whitening, step: Tensor, with_curvature: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Leverage blocks Q_i = y_i y_i^T, the Newton step's change z_i Delta, and on request sum_i y_i^T L_i y_i."""
-
-    label = "leverage"
-
-    def __init__(self, rows: TrainingRows, whiten: Whitening, step: Tensor, with_curvature: bool) -> None:
-        problem = rows.problem
-        self.rows, self.whiten, self.step = rows, whiten, step
-        self.curvature = torch.zeros_like(whiten.inverse) if with_curvature else None  # (r, r) in whitened coordinates
-        self.narrow: Whitening | None = None  # in the precision of the rows
-        self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
-        self.change = torch.zeros_like(problem.outputs)
-
-    def state(self) -> dict[str, Tensor]:
-        """All of them."""
-        curvature = {} if self.curvature is None else {"curvature": self.curvature}
-        return {"leverage_blocks": self.leverage_blocks, "change": self.change, **curvature}
-
-    def given(self) -> list[Tensor]:
-        """The factored curvature, and the step."""
-        return [self.whiten.scale, self.whiten.inverse, self.step]
-
-    def add(self, where: slice, rows: Tensor) -> None:
-        """Whiten the rows of some examples."""
-        self.narrow = self.narrow or self.whiten.to(rows.dtype)
-        white = self.narrow(rows)
-        self.leverage_blocks[where] = (white @ white.transpose(1, 2)).to(self.leverage_blocks.dtype)
-        self.change[where] = (rows @ self.step.to(rows.dtype)).to(self.change.dtype)
-        if self.curvature is not None:
-            add_gram(self.curvature, self.rows.curved(where, white).flatten(0, 1))
+    problem = rows.problem
+    blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
+    change, curvature = torch.zeros_like(problem.outputs), torch.zeros_like(whiten.inverse) if with_curvature else None
+    state = {"leverage_blocks": blocks, "change": change, **({} if curvature is None else {"curvature": curvature})}
+    narrow: Whitening | None = None  # in the precision of the rows
+    for where, some in rows.read("leverage", state, [whiten.scale, whiten.inverse, step]):
+        narrow = narrow or whiten.to(some.dtype)
+        white = narrow(some)
+        blocks[where] = (white @ white.mT).to(blocks.dtype)
+        change[where] = (some @ step.to(some.dtype)).to(change.dtype)
+        if curvature is not None:
+            add_gram(curvature, rows.curved(where, white).flatten(0, 1))
+    return blocks, change, None if curvature is None else mirror(curvature)
 
 
-class PrimalMeats(RowAccumulator):
+def whitened_meats(rows: TrainingRows, whiten: Whitening, meats: Meats) -> tuple[dict[str, Tensor], Tensor]:
     """Meats in whitened coordinates: sum_i y_i^T W_i W_i^T y_i, r x r, for each estimator; and sum_i y_i^T u_i."""
-
-    label = "meats"
-
-    def __init__(self, whiten: Whitening, meats: Meats) -> None:
-        self.whiten, self.meats = whiten, meats
-        self.narrow: Whitening | None = None  # in the precision of the rows
-        self.matrices = {name: torch.zeros_like(whiten.inverse) for name in meats.roots}
-        self.total = whiten.inverse.new_zeros(len(whiten.scale))
-        self.group_sums = {  # (groups, q, r)
-            name: self.total.new_zeros(groups.total, root.shape[2], len(self.total))
-            for name, root in meats.roots.items()
-            if (groups := meats.pooled(name)) is not None
-        }
-
-    def state(self) -> dict[str, Tensor]:
-        """Meats, their total, and sums of groups."""
-        groups = {f"{name} of groups": one for name, one in self.group_sums.items()}
-        return {"total": self.total, **self.matrices, **groups}
-
-    def given(self) -> list[Tensor]:
-        """The factored curvature, and the weights of the examples."""
-        return [self.whiten.scale, self.whiten.inverse, self.meats.total, *self.meats.roots.values()]
-
-    def add(self, where: slice, rows: Tensor) -> None:
-        """Add W^T y of some examples: squared, or to the sums of their groups."""
-        self.narrow = self.narrow or self.whiten.to(rows.dtype)
-        first = sum(root.shape[2] for root in self.meats.roots.values()) > rows.shape[1]  # what takes fewer products
-        rows = self.narrow(rows) if first else rows
-        for name, root in self.meats.roots.items():
-            part = root if len(root) == 1 else root[where]
-            weighted = part.transpose(1, 2).to(rows.dtype) @ rows
-            weighted = weighted if first else self.narrow(weighted)
-            groups = self.meats.pooled(name)
+    matrices = {name: torch.zeros_like(whiten.inverse) for name in meats.roots}
+    total = whiten.inverse.new_zeros(len(whiten.scale))
+    of_groups = {  # (groups, q, r) sums that are squared in the end
+        name: total.new_zeros(groups.total, root.shape[2], len(total))
+        for name, root in meats.roots.items()
+        if (groups := meats.pooled(name)) is not None
+    }
+    state = {"total": total, **matrices, **{f"{name} of groups": one for name, one in of_groups.items()}}
+    columns, narrow = sum(root.shape[2] for root in meats.roots.values()), None
+    for where, some in rows.read("meats", state, [whiten.scale, whiten.inverse, meats.total, *meats.roots.values()]):
+        narrow = narrow or whiten.to(some.dtype)
+        first = columns > some.shape[1]  # what takes fewer products
+        given = narrow(some) if first else some
+        for name, root in meats.roots.items():
+            weighted = (root if len(root) == 1 else root[where]).mT.to(given.dtype) @ given
+            weighted = weighted if first else narrow(weighted)
+            groups = meats.pooled(name)
             if groups is None:
-                add_gram(self.matrices[name], weighted.reshape(-1, len(self.total)))
+                add_gram(matrices[name], weighted.flatten(0, 1))
             else:
-                self.group_sums[name].index_add_(0, groups.index[where], weighted.to(self.total.dtype))
-        total = self.meats.total[where].to(rows.dtype).reshape(-1) @ rows.flatten(0, 1)
-        self.total += (total if first else self.narrow(total)).to(self.total.dtype)
-
-    def finish(self) -> dict[str, Tensor]:
-        """The meats, those of groups squared after they were summed."""
-        for name, sums in self.group_sums.items():
-            add_gram(self.matrices[name], sums.reshape(-1, len(self.total)))
-        return {name: mirror(matrix) for name, matrix in self.matrices.items()}
+                of_groups[name].index_add_(0, groups.index[where], weighted.to(total.dtype))
+        added = meats.total[where].to(given.dtype).flatten() @ given.flatten(0, 1)
+        total += (added if first else narrow(added)).to(total.dtype)
+    for name, sums in of_groups.items():
+        add_gram(matrices[name], sums.flatten(0, 1))
+    return {name: mirror(matrix) for name, matrix in matrices.items()}, total
 
 
 def times_lower(rows: Tensor, triangle: Tensor) -> Tensor:
@@ -451,44 +375,56 @@ class FittedPrimal(FittedCurvature):
 
         Without a ridge, it is chosen by leave-one-out.
         """
-        rows = TrainingRows(problem, features)
-        notes, path = features.notes, None
+        rows, path = TrainingRows(problem, features), None
         prescale = features.prescale(ridge)  # (r,)
-        sums = rows.accumulate(FeatureCurvature(rows, prescale))
-        mirror(sums.curvature)
+        curvature, score = feature_curvature(rows, prescale)
         if ridge is None:
-            path = path_from_curvature(sums.curvature, rows, notes)
+            path = path_from_curvature(curvature, rows, features.notes)
             ridge = path.best
-        whiten = factored(sums.curvature, prescale, ridge, rows)
+        whiten = factored(curvature, prescale, ridge, rows)
         # sums of meats are in these coordinates: the same in all processes
         problem.passes.process_group.broadcast([whiten.scale, whiten.inverse], 0, "curvature")
-        downhill = (sums.score - ridge * features.weights()) / whiten.scale
+        downhill = (score - ridge * features.weights()) / whiten.scale
         step = (whiten.inverse.T @ (whiten.inverse @ downhill).to(problem.dtype)) / whiten.scale
-        found = rows.accumulate(PrimalLeverage(rows, whiten, step, problem.hessian_roots is not None))
+        return cls.of(rows, whiten, step, ridge, path, with_curvature=problem.hessian_roots is not None)
+
+    @classmethod
+    def of(
+        cls,
+        rows: TrainingRows,
+        whiten: Whitening,
+        step: Tensor,
+        ridge: float,
+        path: RidgePath | None = None,
+        with_curvature: bool = False,
+    ) -> FittedPrimal:
+        """Take the leverage blocks from a factored curvature."""
+        leverage_blocks, change, white_curvature = leverages(rows, whiten, step, with_curvature)
         return cls(
-            problem=problem,
+            problem=rows.problem,
             ridge=ridge,
-            leverage_blocks=found.leverage_blocks,
-            degrees_of_freedom=trace_of_hat(found.leverage_blocks, problem.hessian_roots),
-            notes=notes,
+            leverage_blocks=leverage_blocks,
+            degrees_of_freedom=trace_of_hat(leverage_blocks, rows.problem.hessian_roots),
+            notes=rows.features.notes,
             path=path,
-            features=features,
+            features=rows.features,
             rows=rows,
             whiten=whiten,
             step=step,
-            change=found.change,
-            white_curvature=None if found.curvature is None else mirror(found.curvature),
-        )
+            change=change,
+            white_curvature=white_curvature,
+        ).completed()
+
+    def completed(self) -> FittedPrimal:
+        """With what is known of directions outside of the features; here nothing."""
+        return self
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w)."""
-        features, direction = self.features, None
-        if with_direction or not isinstance(features, Projected):
-            direction = features.lift(self.step)
-            size = float(direction.norm())
-        else:
-            size = features.lifted_norm(self.step)
-        return NewtonStep(self.change, size / self.problem.selection.norm(), direction if with_direction else None)
+        lifts = with_direction or not self.features.orthonormal
+        direction = self.features.lift(self.step) if lifts else None
+        size = float((self.step if direction is None else direction).norm()) / self.problem.selection.norm()
+        return NewtonStep(self.change, size, direction if with_direction else None)
 
     def sandwich(self, meats: Meats) -> PrimalSandwich:
         """Meats in whitened coordinates; that of Ho is known where its weights are a multiple of the Hessians."""
@@ -496,43 +432,30 @@ class FittedPrimal(FittedCurvature):
         times = None if known is None else times_noise(roots.get("ho"), self.problem.hessian_roots, known)
         if times is not None:
             del roots["ho"]
-        found = self.rows.accumulate(PrimalMeats(self.whiten, replace(meats, roots=roots)))
+        matrices, total = whitened_meats(self.rows, self.whiten, replace(meats, roots=roots))
         ho = {} if known is None or times is None else {"ho": known if times == 1.0 else times * known}
-        return PrimalSandwich(self, {**ho, **found.finish()}, found.total)
+        return PrimalSandwich(self, {**ho, **matrices}, total)
 
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Whitened rows of a group's members, times themselves; each chunk of groups costs a pass over the rows."""
-        problem, size = self.problem, self.features.size
-        problem.budget.require(
-            3.0 * groups.total * size * problem.outputs.element_size(), f"{groups.total} groups", "Make fewer groups."
-        )
-        for members in groups_within_memory(groups.index, problem, size):
-            white = self.whiten.inverse.new_zeros(members.numel(), problem.k, size)
-            given = [self.whiten.scale, self.whiten.inverse, members]
-            for where, rows in self.rows.read("groups", {"white": white}, given):
-                into, at = members_in(where, members)
-                white[into] = self.whiten(rows[at]).to(white.dtype)
-            flat = white.reshape(len(members), -1, size)
-            yield members, flat @ flat.transpose(1, 2)
+        problem, size, given = self.problem, self.features.size, [self.whiten.scale, self.whiten.inverse]
+        need = 3.0 * groups.total * size * problem.outputs.element_size()
+        problem.budget.require(need, f"{groups.total} groups", "Make fewer groups.")
+        read = self.rows.of_groups("groups", groups.index, size, given, lambda _, rows: self.whiten(rows))
+        yield from ((members, white @ white.mT) for members, white in read)
 
     def alignments(self, inputs: Inputs) -> Alignments:
         """Solve for the rows of the inputs, and multiply by those of the training examples."""
         for where, rows in self.features.rows(inputs, self.problem.output_count(inputs)):
-            # F_lam^-1 z is this over the scale
-            scaled = self.whiten(rows.to(self.whiten.inverse.dtype)) @ self.whiten.inverse
-            yield where, self._align(scaled)
+            yield where, self._align(self._solve(rows.to(self.whiten.inverse.dtype)))
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """Inner products of whitened rows."""
-        seen = self.problem.output_count
-        k, j = seen(inputs), seen(others[0])
-        rows = torch.cat([self.whiten(rows).flatten(0, 1) for _, rows in self.features.rows(inputs, k)])
-        parts = [
-            rows @ self.whiten(others_rows).flatten(0, 1).T
-            for batch in others
-            for _, others_rows in self.features.rows(batch, j)
-        ]
-        return torch.cat(parts, dim=1).to(self.problem.dtype).reshape(len(rows) // k, k, -1, j)
+        k, j = self.problem.output_count(inputs), self.problem.output_count(others[0])
+        left = torch.cat([self.whiten(rows).flatten(0, 1) for _, rows in self.features.rows(inputs, k)])
+        right = [self.whiten(rows).flatten(0, 1) for batch in others for _, rows in self.features.rows(batch, j)]
+        found = torch.cat([left @ rows.T for rows in right], dim=1)
+        return found.to(self.problem.dtype).reshape(len(left) // k, k, -1, j)
 
     def precondition(self, vectors: Tensor) -> Tensor:
         """The inverse itself along the features; 1 / lambda along directions outside, where lambda is all there is."""
@@ -540,7 +463,7 @@ class FittedPrimal(FittedCurvature):
         if not features.orthonormal or (features.size < vectors.shape[1] and self.ridge <= 0):
             return super().precondition(vectors)
         inside = features.into(vectors)  # (q, r)
-        solved = features.lift((self.whiten(inside) @ self.whiten.inverse) / self.whiten.scale)
+        solved = features.lift(self._solve(inside))
         if features.size == vectors.shape[1]:
             return solved
         outside = vectors - features.lift(inside)
@@ -554,35 +477,23 @@ class FittedPrimal(FittedCurvature):
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedPrimal:
         """From this factor: in whitened coordinates F_lam is the identity, and another lambda adds to it."""
         whiten, more = self.whiten, ridge - self.ridge
-        if self.white_curvature is not None and self.ridge > 0:
-            inner = (1.0 - ridge / self.ridge) * self.white_curvature
-            inner.diagonal().add_(ridge / self.ridge)
-        else:
-            inner = torch.zeros_like(whiten.inverse)
-            add_gram(inner, (whiten.inverse / whiten.scale).T)
-            mirror(inner).mul_(more).diagonal().add_(1.0)
+        inner = torch.zeros_like(whiten.inverse)
+        add_gram(inner, (whiten.inverse / whiten.scale).T)
+        mirror(inner).mul_(more).diagonal().add_(1.0)
         factor, info = torch.linalg.cholesky_ex(inner)
         if int(info):
             raise singular(ridge, 1, len(inner))
         inverse = solve_lower(factor, whiten.inverse)
         further = (self.step + self.features.weights()) / whiten.scale
         step = self.step - more * (inverse.T @ (inverse @ further)) / whiten.scale
-        found = self.rows.accumulate(PrimalLeverage(self.rows, Whitening(whiten.scale, inverse), step, False))
-        return replace(
-            self,
-            ridge=ridge,
-            leverage_blocks=found.leverage_blocks,
-            degrees_of_freedom=trace_of_hat(found.leverage_blocks, self.problem.hessian_roots),
-            path=None,
-            whiten=found.whiten,
-            step=step,
-            change=found.change,
-            white_curvature=None,
-        )
+        return self.of(self.rows, Whitening(whiten.scale, inverse), step, ridge)
 
-    def _align(self, scaled: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        m, k = scaled.shape[:2]
-        flat = scaled.flatten(0, 1) / self.whiten.scale  # here, and not in every training row
+    def _solve(self, rows: Tensor) -> Tensor:
+        """F_lam^-1 z for features z (..., r)."""
+        return (self.whiten(rows) @ self.whiten.inverse) / self.whiten.scale
+
+    def _align(self, solved: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        (m, k), flat = solved.shape[:2], solved.flatten(0, 1)
         for where, rows in self.rows.read("alignments"):  # in the precision of the training rows
             yield where, (flat.to(rows.dtype) @ rows.flatten(0, 1).T).reshape(m, k, -1, self.problem.k)
 

@@ -17,7 +17,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from whence.curvature.base import FittedCurvature, MeatRoots, RidgePath, Structure, groups_within_memory
+from whence.curvature.accumulate import groups_within_memory
+from whence.curvature.base import FittedCurvature, MeatRoots, RidgePath, Structure
 from whence.curvature.dual import FittedDual
 from whence.curvature.exact import Exact
 from whence.curvature.primal import FittedPrimal
@@ -27,26 +28,13 @@ from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.linalg import add_gram, eigenvectors
 
-LOWEST, HIGHEST = -8.0, 0.5
-"""Powers of ten of the trace of the curvature between which ridges are tried."""
-
-FINE = (0.5, 0.25)
-"""Distances from the best ridge, in powers of ten, at which its neighbours are tried at last."""
-
-WORSE = 2
-"""Ridges in a row that are worse than the best, after which no others are tried in that direction."""
-
-COORDINATES = 1024
-"""Most directions of the weights along which ridges are compared."""
-
-STEPS, CLOSE = 60, 1e-3
-"""Most Newton steps for a ridge, and how little outputs move in the last: about the square of that is left."""
-
-NODES = 32
-"""Of the integral that the change of a loss is."""
-
-WEIGHT_DECAY = 0.01
-"""The weight decay that is assumed where no ridge is given; how near it comes: `benchmarks/ridge_default.py`."""
+LOWEST, HIGHEST = -8.0, 0.5  # powers of ten of the trace of the curvature between which ridges are tried
+FINE = (0.5, 0.25)  # distances from the best ridge, in powers of ten, at which its neighbours are tried at last
+WORSE = 2  # ridges in a row that are worse than the best, after which no others are tried in that direction
+COORDINATES = 1024  # most directions of the weights along which ridges are compared
+STEPS, CLOSE = 60, 1e-3  # most Newton steps for a ridge, and how little outputs move in the last
+NODES = 32  # of the integral that the change of a loss is
+WEIGHT_DECAY = 0.01  # assumed where no ridge is given; how near it comes: `benchmarks/ridge_default.py`
 
 
 def default_ridge(problem: Linearization) -> tuple[float, str]:
@@ -180,12 +168,8 @@ class Linear:
         """All rows at once, along no more directions than they span, and along those in which outputs vary most."""
         assert isinstance(fitted, FittedPrimal | FittedDual)
         n, k, r = problem.n, problem.k, fitted.features.size
-        need = 4.0 * n * k * min(r, n * k) * problem.outputs.element_size()
-        problem.budget.require(
-            need,
-            'leave-one-out losses over ridges, ridge="loo"',
-            "Use whence.ridge_from_weight_decay, or a smaller core.",
-        )
+        need, what = 4.0 * n * k * min(r, n * k) * problem.outputs.element_size(), "leave-one-out losses over ridges"
+        problem.budget.require(need, what, "Use whence.ridge_from_weight_decay, or a smaller core.")
         rows = torch.cat([part.to(problem.dtype) for _, part in fitted.rows.read("leave-one-out path")])
         weights = fitted.features.weights().to(problem.dtype)
         if r <= min(n * k, COORDINATES):
@@ -203,15 +187,11 @@ class Linear:
         """(n, k) how far outputs are from the network's."""
         return self.rows @ (weights - self.start)
 
-    def residuals(self, change: Tensor) -> Tensor:
-        """(n, k) residuals where outputs moved by `change`, position by position where there are several."""
-        return self.problem.residuals_after(change)
-
     def curvatures(self, weights: Tensor) -> Tensor:
         """(n, k, k) Hessian of the loss in the outputs: minus the slope of the residuals."""
         with torch.enable_grad():
             change = self.change(weights).detach().requires_grad_(True)
-            found = self.residuals(change)
+            found = self.problem.residuals_after(change)
             columns = [torch.autograd.grad(one.sum(), change, retain_graph=True)[0] for one in found.unbind(1)]
         slope = -torch.stack(columns, 1)
         return (slope + slope.transpose(1, 2)) / 2
@@ -222,7 +202,7 @@ class Linear:
         nodes, weights = numpy.polynomial.legendre.leggauss(NODES)
         total = torch.zeros_like(change[:, 0])
         for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
-            total -= 0.5 * weight * (self.residuals(0.5 * (1.0 + node) * change) * change).sum(1)
+            total -= 0.5 * weight * (self.problem.residuals_after(0.5 * (1.0 + node) * change) * change).sum(1)
         return total
 
     def objective(self, weights: Tensor, ridge: float) -> float:
@@ -234,29 +214,26 @@ class Linear:
 
         For a ridge so small that the damped curvature has no Cholesky factor, the given weights and an infinite loss.
         """
+        start = weights
         try:
-            return self._left_out_loss(weights, ridge)
-        except SingularCurvatureError:
-            return weights, math.inf
-
-    def _left_out_loss(self, weights: Tensor, ridge: float) -> tuple[Tensor, float]:
-        inner, factor, step = self._newton(weights, ridge)
-        for _ in range(STEPS):
-            if float((self.rows @ step).abs().max()) < CLOSE:
-                weights = weights + step
-                break
-            here, part = self.objective(weights, ridge), 1.0
-            while self.objective(weights + part * step, ridge) > here and part > 1e-6:
-                part /= 2
-            if part <= 1e-6:  # nothing but rounding is left
-                break
-            weights = weights + part * step
             inner, factor, step = self._newton(weights, ridge)
+            for _ in range(STEPS):
+                if float((self.rows @ step).abs().max()) < CLOSE:
+                    weights = weights + step
+                    break
+                here, part = self.objective(weights, ridge), 1.0
+                while self.objective(weights + part * step, ridge) > here and part > 1e-6:
+                    part /= 2
+                if part <= 1e-6:  # nothing but rounding is left
+                    break
+                weights = weights + part * step
+                inner, factor, step = self._newton(weights, ridge)
+        except SingularCurvatureError:
+            return start, math.inf
         change = self.change(weights)
         white = torch.linalg.solve_triangular(factor, self.rows.flatten(0, 1).T, upper=False).T.reshape(self.rows.shape)
-        loss = (
-            float(self.growth(change - self._moved(white, inner, self.residuals(change))).sum()) / self.problem.counted
-        )
+        moved = self._moved(white, inner, self.problem.residuals_after(change))
+        loss = float(self.growth(change - moved).sum()) / self.problem.counted
         return weights, loss if math.isfinite(loss) else math.inf
 
     def _moved(self, white: Tensor, inner: Tensor, residuals: Tensor) -> Tensor:
@@ -279,22 +256,17 @@ class Linear:
     def _newton(self, weights: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor]:
         """Hessians of the loss, the factor of the curvature, and the step (r,) to the optimum of a quadratic model."""
         inner = self.curvatures(weights)
-        factor = self._factor(inner, ridge)
-        residuals = self.residuals(self.change(weights))
-        downhill = residuals.flatten() @ self.rows.flatten(0, 1) - ridge * weights
-        return inner, factor, torch.cholesky_solve(downhill.unsqueeze(1), factor).squeeze(1)
-
-    def _factor(self, inner: Tensor, ridge: float) -> Tensor:
         values, vectors = torch.linalg.eigh(inner)  # for a product of which half is known
         roots = (vectors * values.clamp_min(0.0).sqrt().unsqueeze(1)).mT
         curvature = self.rows.new_zeros(self.rows.shape[2], self.rows.shape[2])
         add_gram(curvature, (roots @ self.rows).flatten(0, 1))
         curvature.diagonal().add_(ridge)
-        factor: Tensor
         factor, info = torch.linalg.cholesky_ex(curvature)
         if int(info):
             raise SingularCurvatureError(f"expected a curvature with an inverse at ridge={ridge:.1e}, got none.")
-        return factor
+        residuals = self.problem.residuals_after(self.change(weights))
+        downhill = residuals.flatten() @ self.rows.flatten(0, 1) - ridge * weights
+        return inner, factor, torch.cholesky_solve(downhill.unsqueeze(1), factor).squeeze(1)
 
 
 def _solved(leverage_blocks: Tensor, inner: Tensor, residuals: Tensor) -> Tensor:

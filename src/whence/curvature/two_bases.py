@@ -31,6 +31,15 @@ def leading(basis: Basis, size: int | None) -> Basis | None:
     return Basis(basis.block, columns.contiguous(), rows.contiguous())
 
 
+def leading_part(rotated: Rotated, shape: Sequence[int]) -> Factored | Full:
+    """The last coordinates of all sides, so many as a shape has, of gradients in all of them."""
+    assert not isinstance(rotated, Sparse)
+    if isinstance(rotated, Factored):
+        return Factored(rotated.a[..., -shape[2] :], rotated.g[..., -shape[1] :])
+    matrices = rotated.matrices()[last(shape)]
+    return Full(matrices.flatten(2), matrices.shape[2:])
+
+
 def last(shape: Sequence[int]) -> tuple[Any, ...]:
     """An index of the last coordinates of all sides."""
     return (..., *(slice(-size, None) for size in shape))
@@ -62,17 +71,9 @@ class MeatRotation:
         """Which of the coordinates of U are rotated."""
         return last(self.shape)
 
-    def leading(self, rotated: Rotated) -> Factored | Full:
-        """The coordinates of U that are rotated, of gradients in all of them."""
-        assert not isinstance(rotated, Sparse)
-        if isinstance(rotated, Factored):
-            return Factored(rotated.a[..., -self.shape[2] :], rotated.g[..., -self.shape[1] :])
-        matrices = rotated.matrices()[self.where]
-        return Full(matrices.flatten(2), matrices.shape[2:])
-
     def rotate(self, rotated: Rotated) -> Factored | Full:
         """V^T phi from U^T phi."""
-        given = self.leading(rotated)
+        given = leading_part(rotated, self.shape)
         if isinstance(given, Factored):
             assert self.outputs is not None
             a, g = times(given.a.unsqueeze(2), self.inputs), times(given.g.unsqueeze(3), self.outputs)
@@ -86,7 +87,7 @@ class MeatRotation:
 
         The inverse is 1 / (s + lambda) of the leading coordinates.
         """
-        given = self.leading(rotated)
+        given = leading_part(rotated, self.shape)
         n, c = given.examples, (given.g if isinstance(given, Factored) else given.values).shape[1]
         step = max(1, CHUNK_NUMBERS["cuda" if inverse.is_cuda else "cpu"] // (c * inverse.numel()))
         for low in range(0, n, step):
@@ -104,61 +105,6 @@ class MeatRotation:
         if self.outputs is None:
             return matrices @ self.inputs
         return times(times(matrices, self.inputs).transpose(-1, -2), self.outputs)
-
-
-class MeatFactors:
-    """Sums of G^T G and G G^T of residual-weighted gradients among the leading directions of each block.
-
-    A block that keeps one basis has `None` for its leading directions.
-    """
-
-    def __init__(self, bases: Sequence[Basis | None], device: torch.device) -> None:
-        self.bases = bases
-        self.sums: list[tuple[Tensor, ...]] = []  # of inputs, and of outputs where there are two sides
-        for basis in bases:
-            sides = [] if basis is None else [one.shape for one in (basis.inputs, basis.outputs) if one is not None]
-            shapes = [(*shape[:-2], shape[-1], shape[-1]) for shape in sides]
-            self.sums.append(tuple(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
-
-    def state(self) -> dict[str, Tensor]:
-        """What is summed up, by name."""
-        return {f"meat.{at}.{side}": one for at, each in enumerate(self.sums) for side, one in enumerate(each)}
-
-    def add(self, at: int, view: BasisView, residuals: Tensor) -> None:
-        """Add the gradients J_i^T r_i of a chunk of one block."""
-        basis, sums = self.bases[at], self.sums[at]
-        if basis is None:
-            return
-        for _, rotated in view.mixed(residuals.unsqueeze(2)):
-            if isinstance(rotated, Factored):
-                a, g = rotated.a[..., -basis.shape[2] :], rotated.g[..., -basis.shape[1] :]
-                found = whole_moments(a.unsqueeze(2), g.unsqueeze(3))
-            else:
-                assert isinstance(rotated, Full)
-                matrices = rotated.matrices()[last(basis.shape)]
-                rows = matrices.flatten(0, 1)
-                found = matrix_moments(matrices) if len(sums) == 2 else (rows.T @ rows, rows)
-            for total, one in zip(sums, found, strict=False):
-                total += one
-
-    def rotations(self, notes: list[str]) -> list[MeatRotation | None]:
-        """The eigenvectors of the sums, as rotations."""
-        found: list[MeatRotation | None] = []
-        for basis, sums in zip(self.bases, self.sums, strict=True):
-            if basis is None or basis.inputs is None:
-                found.append(None)
-                continue
-            named = zip(("input", "output"), sums, strict=False)
-            sides = [
-                eigenvectors(one, f"the {side} factor of the meat of {basis.block.name}", notes)[1].to(
-                    basis.inputs.dtype
-                )
-                for side, one in named
-            ]
-            outputs = sides[1] if len(sides) == 2 else None
-            above = None if outputs is None or basis.outputs is None else basis.outputs @ outputs
-            found.append(MeatRotation(Basis(basis.block, basis.inputs @ sides[0], above), sides[0], outputs))
-        return found
 
 
 class RotatedMomentSums(MomentSums):
@@ -223,25 +169,56 @@ class TwoBasisWeights(Weights):
 
 
 class TwoBasisSpectrumSums(SpectrumSums):
-    """Pass 2, and the factors of the meats' own bases among the leading directions of each block."""
+    """Pass 2, and sums of G^T G and G G^T of residual-weighted gradients G among the leading directions of each block.
+
+    Their eigenvectors are the meats' own bases. A block that keeps one basis has `None` for its leading directions.
+    """
 
     def __init__(
         self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor, directions: int | None
     ) -> None:
         super().__init__(gradients, bases, noise)
-        self.factors = MeatFactors([leading(basis, directions) for basis in bases], gradients.problem.device)
+        self.leading = [leading(basis, directions) for basis in bases]
+        self.factors: list[tuple[Tensor, ...]] = []  # of inputs, and of outputs where there are two sides
+        for basis in self.leading:
+            sides = [] if basis is None else [one.shape for one in (basis.inputs, basis.outputs) if one is not None]
+            shapes = [(*shape[:-2], shape[-1], shape[-1]) for shape in sides]
+            device = gradients.problem.device
+            self.factors.append(tuple(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
     def state(self) -> dict[str, Tensor]:
         """Squares, scores, and factors of the meats."""
-        return {**super().state(), **self.factors.state()}
+        named = {f"meat.{at}.{side}": one for at, each in enumerate(self.factors) for side, one in enumerate(each)}
+        return {**super().state(), **named}
 
     def add_view(self, at: int, view: BasisView, residuals: Tensor) -> None:
         """Add the second moments of J_i^T r_i."""
-        self.factors.add(at, view, residuals)
+        basis, sums = self.leading[at], self.factors[at]
+        for _, rotated in view.mixed(residuals.unsqueeze(2)) if basis is not None else ():
+            assert basis is not None
+            part = leading_part(rotated, basis.shape)
+            if isinstance(part, Factored):
+                found = whole_moments(part.a.unsqueeze(2), part.g.unsqueeze(3))
+            else:
+                rows = part.matrices().flatten(0, 1)
+                found = matrix_moments(part.matrices()) if len(sums) == 2 else (rows.T @ rows, rows)
+            for total, one in zip(sums, found, strict=False):
+                total += one
 
     def rotations(self, notes: list[str]) -> list[MeatRotation | None]:
         """From the curvature's basis of each block to that of the meats."""
-        found = self.factors.rotations(notes)
+        found: list[MeatRotation | None] = []
+        for basis, sums in zip(self.leading, self.factors, strict=True):
+            if basis is None or basis.inputs is None:
+                found.append(None)
+                continue
+            sides = [
+                eigenvectors(one, f"the {side} factor of the meat of {basis.block.name}", notes)[1].to(basis.inputs)
+                for side, one in zip(("input", "output"), sums, strict=False)
+            ]
+            outputs = sides[1] if len(sides) == 2 else None
+            above = None if outputs is None or basis.outputs is None else basis.outputs @ outputs
+            found.append(MeatRotation(Basis(basis.block, basis.inputs @ sides[0], above), sides[0], outputs))
         parts = [one for rotation in found if rotation is not None for one in rotation.tensors]
         self.problem.passes.process_group.broadcast(parts, 0, "the eigenvectors of the meats")  # for the same signs
         return found

@@ -12,7 +12,7 @@ from whence.curvature import FittedCurvature, Groups, Meats, NewtonStep, Sandwic
 from whence.curvature.accumulate import Features, LayerGradients, LayerSizes, TrainingRows
 from whence.curvature.base import AlignmentSandwich, RidgePath
 from whence.curvature.dual import FittedDual
-from whence.curvature.iterative import FittedIterative, IterativeSolver
+from whence.curvature.iterative import FittedIterative
 from whence.curvature.kronecker import DiagonalMoments, Spectrum
 from whence.curvature.leaves import FittedLeaves, LeafFeatures, LeafSandwich
 from whence.curvature.primal import FittedPrimal, PrimalSandwich, Projected, Whitening
@@ -61,8 +61,7 @@ RECORDS: dict[type, Mapping[str, Any]] = {
     FittedPrimal: PRIMAL,
     FittedLeaves: PRIMAL,
     FittedDual: {**COMMON, "kernel": "algebra nk nk", "factor": "algebra nq nq", "inner_weights": "algebra n k"},
-    FittedIterative: {**COMMON, "worst": "number 0", "solver": IterativeSolver},
-    IterativeSolver: {"tolerance": "number 0 1", "iterations": "whole 1"},
+    FittedIterative: {**COMMON, "worst": "number 0", "tolerance": "number 0 1", "iterations": "whole 1"},
     FittedSpectral: {**COMMON, "noise": "algebra k k", "change": "algebra n k"},
     DiagonalMoments: {"inside": "double basis", "outside": "number 0"},
     Weights: WEIGHTS,
@@ -246,9 +245,7 @@ def _read_dual(saved: Saved, problem: Linearization, meats: Meats) -> tuple[Fitt
 def _read_iterative(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
     """Read when solves stop. Predictions read the training data."""
     notes = saved.texts("notes")
-    known = {"problem": problem, "jacobian": _jacobian(problem, notes), "ridge": saved.number("ridge", 0.0)}
-    solver = read(saved.part("solver"), IterativeSolver, **known)
-    bread = read(saved, FittedIterative, problem=problem, notes=notes, solver=solver)
+    bread = read(saved, FittedIterative, problem=problem, notes=notes, jacobian=_jacobian(problem, notes))
     return bread, AlignmentSandwich(bread, meats)
 
 

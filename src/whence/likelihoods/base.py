@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from whence.errors import InputError
+from whence.errors import InputError, ShapeError
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,17 @@ class Likelihood(ABC):
         )
 
 
+def shaped_as_outputs(targets: Tensor, outputs: Tensor, where: str, advice: str = "", what: str = "targets") -> Tensor:
+    """Targets in the shape of the outputs, or an error; (n,) will do for a single output."""
+    flat = targets.unsqueeze(-1) if targets.ndim == outputs.ndim - 1 and outputs.shape[-1] == 1 else targets
+    if flat.shape != outputs.shape:
+        raise ShapeError(
+            f"expected {what} of shape {tuple(outputs.shape)}, as the model's outputs, got {tuple(targets.shape)} in "
+            f"{where}. {advice or 'Make the loader, or the model, give the other shape.'}"
+        )
+    return flat
+
+
 def residual_degrees(numbers: int, degrees_of_freedom: float | None) -> float:
     """Residual degrees of freedom: the number of residuals less the effective degrees of freedom of the fit."""
     left = numbers - (degrees_of_freedom or 0.0)
@@ -195,10 +206,7 @@ class Dispersed(Likelihood):
     def __post_init__(self) -> None:
         """Refuse options that no data could use."""
         if self.dispersion not in get_args(Dispersion):
-            raise InputError(
-                f"expected dispersion to be one of {', '.join(map(repr, get_args(Dispersion)))}, "
-                f"got {self.dispersion!r}."
-            )
+            raise InputError(f"expected dispersion to be one of 'fixed', 'pearson', got {self.dispersion!r}.")
 
     @abstractmethod
     def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor:

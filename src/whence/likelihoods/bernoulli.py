@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from whence.errors import InputError, ShapeError, TargetError
-from whence.likelihoods.base import Dispersed
+from whence.likelihoods.base import Dispersed, shaped_as_outputs
 from whence.likelihoods.categorical import class_weights
 from whence.runtime.execution import asks_back
 
@@ -55,17 +55,8 @@ class Bernoulli(Dispersed):
                 "Bernoulli(pos_weight=...)."
             )
         _check_logits(outputs, where)
-        flat = targets.unsqueeze(-1) if targets.ndim == 1 and outputs.shape[1] == 1 else targets
-        if flat.shape != outputs.shape:
-            advice = (
-                'For one class an example out of many use likelihood="categorical".'
-                if targets.ndim == 1
-                else "Make the loader, or the model, give the other shape."
-            )
-            raise ShapeError(
-                f"expected targets of shape {tuple(outputs.shape)}, as the model's outputs, got "
-                f"{tuple(targets.shape)} in {where}. {advice}"
-            )
+        advice = 'For one class an example out of many use likelihood="categorical".' if targets.ndim == 1 else ""
+        flat = shaped_as_outputs(targets, outputs, where, advice)
         wrong = ((flat < 0) | (flat > 1)).any(1)
         if bool(wrong.any()):
             at = int(wrong.int().argmax())
@@ -85,8 +76,7 @@ class Bernoulli(Dispersed):
 
     def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(c y + 1 - y) p (1 - p)."""
-        size = self._positive(outputs) * targets + 1.0 - targets
-        return size * outputs.sigmoid() * (-outputs).sigmoid()
+        return self._sizes(outputs, targets) * outputs.sigmoid() * (-outputs).sigmoid()
 
     def root_times(self, outputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
         """The root is diagonal."""
@@ -98,7 +88,7 @@ class Bernoulli(Dispersed):
         """For targets 0 and 1 c (1 - p'), or p', from the log-odds against them: they order equal ones."""
         targets, after = self.targets_of(residuals, outputs), outputs + change
         odds = torch.where(targets == 1.0, -after, after)
-        size = self._positive(outputs) * targets + 1.0 - targets
+        size = self._sizes(outputs, targets)
         hard = (targets == 0.0) | (targets == 1.0)
         found = torch.where(hard, size.log() + logsigmoid(odds), self.residuals(after, targets).abs().log())
         return found.amax(1), torch.where(hard, odds, 0.0).amax(1)
@@ -126,6 +116,9 @@ class Bernoulli(Dispersed):
     def contrasts(self, outputs: Tensor) -> Tensor:
         """Each output is a decision of its own, by its distance from zero: (m, k, k)."""
         return torch.where(outputs < 0, -1.0, 1.0).to(outputs.dtype).diag_embed()
+
+    def _sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self._positive(outputs) * targets + 1.0 - targets
 
     def _positive(self, outputs: Tensor) -> Tensor:
         given = (1.0,) if self.pos_weight is None else self.pos_weight

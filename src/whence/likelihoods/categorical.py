@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
 from whence.errors import InputError, ShapeError, TargetError
-from whence.likelihoods.base import Dispersed
+from whence.likelihoods.base import Dispersed, shaped_as_outputs
 from whence.runtime.execution import asks_back
 
 FEW = 256  # rows whose sums show what a model returns
@@ -277,11 +277,7 @@ def _check_probabilities(targets: Tensor, outputs: Tensor, where: str) -> None:
             "Call .long() if these are labels; probabilities have the shape of the outputs, "
             f"{tuple(outputs.shape)}."
         )
-    if targets.shape != outputs.shape:
-        raise ShapeError(
-            f"expected probabilities of shape {tuple(outputs.shape)}, as the model's outputs, got "
-            f"{tuple(targets.shape)} in {where}. Make the loader, or the model, give the other shape."
-        )
+    shaped_as_outputs(targets, outputs, where, what="probabilities")
     off = (targets.sum(1).double() - 1.0).abs()
     wrong = (off > max(NEAR_ONE, 4 * torch.finfo(targets.dtype).eps)) | (targets < 0).any(1)
     if bool(wrong.any()):

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from whence.errors import ShapeError, TargetError
-from whence.likelihoods.base import Likelihood, Noise, residual_degrees
+from whence.errors import TargetError
+from whence.likelihoods.base import Likelihood, Noise, residual_degrees, shaped_as_outputs
 from whence.runtime.execution import asks_back
 
 
@@ -35,19 +35,12 @@ class Gaussian(Likelihood):
                 "encode them as the network was trained (for example with whence.one_hot(labels, classes), +1 and -1 "
                 "as in the paper); for quantities call .float()."
             )
-        flat = targets.unsqueeze(-1) if targets.ndim == outputs.ndim - 1 and outputs.shape[-1] == 1 else targets
-        if flat.shape != outputs.shape:
-            advice = (
-                'Class labels become whence.one_hot(labels, classes), or go with likelihood="categorical" if the '
-                "network was trained with cross-entropy."
-                if targets.ndim == outputs.ndim - 1 and not bool((targets % 1).any())
-                else "Make the loader, or the model, give the other shape."
-            )
-            raise ShapeError(
-                f"expected targets of shape {tuple(outputs.shape)}, as the model's outputs, "
-                f"got {tuple(targets.shape)} in {where}. {advice}"
-            )
-        return flat.to(outputs.dtype)
+        labels = (
+            'Class labels become whence.one_hot(labels, classes), or go with likelihood="categorical" if the network '
+            "was trained with cross-entropy."
+        )
+        whole = targets.ndim == outputs.ndim - 1 and not bool((targets % 1).any())
+        return shaped_as_outputs(targets, outputs, where, labels if whole else "").to(outputs.dtype)
 
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """E = y - f(x)."""

@@ -92,7 +92,7 @@ def test_terms_between_layers_matter() -> None:
 
 
 @pytest.mark.parametrize("ridge", [1e-8, 1e-3, 1.0])
-@pytest.mark.parametrize("structure", [whence.Core(size=7), whence.Core(share=0.5), whence.Sketch(size=9)], ids=str)
+@pytest.mark.parametrize("structure", [whence.Core(size=7), whence.Core(), whence.Sketch(size=9)], ids=str)
 def test_leverages_are_true_leverages(structure: whence.Structure, ridge: float) -> None:
     case = many(networks.build("mlp"))
     tracer = fit(case, structure, ridge=ridge)
@@ -128,28 +128,30 @@ def test_the_core_takes_the_largest_coordinates_of_all_layers_together() -> None
         torch.testing.assert_close(features.sizes.sort(descending=True).values, ordered[:size], rtol=1e-9, atol=1e-12)
 
 
-def test_the_size_follows_the_share_of_the_degrees_of_freedom() -> None:
+def test_the_size_follows_the_share_of_the_degrees_of_freedom(monkeypatch: pytest.MonkeyPatch) -> None:
     case = many(networks.build("mlp"))
     spectrum = fit(case, whence.EKFAC(tolerance=0.0)).bread.spectrum.curvature
     ordered = torch.cat([one.inside.reshape(-1) for one in spectrum]).sort(descending=True).values
     freedom = (ordered / (ordered + 0.6)).cumsum(0)
     for share in (0.3, 0.9, 0.99):
-        tracer = fit(case, whence.Core(share=share, tolerance=0.0))
+        monkeypatch.setattr("whence.curvature.core.SHARE", share)
+        tracer = fit(case, whence.Core(tolerance=0.0))
         wanted = int((freedom < share * freedom[-1]).sum()) + 1
         assert tracer.bread.features.size == wanted
         told = 100 * float(freedom[wanted - 1] / freedom[-1])
         assert f"core of {wanted} coordinates, {told:.1f} % of the degrees of freedom" in str(tracer.diagnostics)
-    sizes = [fit(case, whence.Core(share=0.9), ridge=ridge).bread.features.size for ridge in (100.0, 1.0, 0.01)]
+    sizes = [fit(case, whence.Core(), ridge=ridge).bread.features.size for ridge in (100.0, 1.0, 0.01)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
 
 
-def test_the_size_is_bounded_by_the_memory() -> None:
+def test_the_size_is_bounded_by_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     case = many(networks.build("mlp"))
-    assert fit(case, whence.Core(share=0.9999, largest=6)).bread.features.size == 6
     room = int(primal_bytes(11)) + 1
-    tracer = fit(case, whence.Core(share=0.9999), execution=whence.Execution(max_memory=room))
+    tracer = fit(case, whence.Core(), execution=whence.Execution(max_memory=room))
     assert tracer.bread.features.size == 11
+    monkeypatch.setattr("whence.curvature.core.LARGEST", 6)
+    assert fit(case, whence.Core()).bread.features.size == 6
     for structure in (whence.Core(size=12), whence.Sketch(size=12)):
         with pytest.raises(whence.TooLargeError, match="Lower `size`"):
             fit(case, structure, execution=whence.Execution(max_memory=room))
