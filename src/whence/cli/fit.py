@@ -27,17 +27,12 @@ from whence.errors import InputError, TooLargeError
 from whence.tabular.fitted import FIT, check_folder, read_description, replacing_folder
 
 FORMAT, VERSION, DESCRIPTION = "whence spec", 1, "spec.json"
-SUSPECTS = 10
-"""Texts that are listed."""
-
-SHOWN = 60
-"""Characters of a text that are printed."""
-
+SUSPECTS = 10  # texts that are listed
+SHOWN = 60  # characters of a text that are printed
 CORE = "a core was taken: of texts it attributes better than a sketch, which --structure sketch gives in less time"
 """Why, where no structure was asked for."""
 
-SAMPLE, SECONDS = 8, 20.0
-"""Predictions that trust is about, and how long it may take."""
+SAMPLE, SECONDS = 8, 20.0  # predictions that trust is about, and how long it may take
 
 
 @console.handle_errors

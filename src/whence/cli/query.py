@@ -27,14 +27,9 @@ from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, predi
 if TYPE_CHECKING:
     import pandas
 
-SHOWN = 10
-"""Predictions that are printed."""
-
-OUTPUTS = 4
-"""Outputs of a prediction that are printed."""
-
-MOST_UNCERTAIN = 3
-"""Rows that are explained where none are named."""
+SHOWN = 10  # predictions that are printed
+OUTPUTS = 4  # outputs of a prediction that are printed
+MOST_UNCERTAIN = 3  # rows that are explained where none are named
 
 Folder = Annotated[Path, typer.Argument(help="A folder written by `whence table --save` or `whence fit --save`.")]
 Data = Annotated[
@@ -46,8 +41,7 @@ Spec = Annotated[
 ]
 Loader = Annotated[str, typer.Option(help="The function of the spec that gives the inputs.")]
 
-NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")
-"""Of an explanation, that `whence explain` gives."""
+NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")  # of an explanation, that `whence explain` gives
 
 
 @console.handle_errors

@@ -36,19 +36,15 @@ FILES = {
     "labelling": "Labelling",
     "corrected": "Corrected",
 }
-FORMATS = {"label-studio": ".json", "csv": ".csv"}
-"""Of a worklist, and the ending of its file."""
+FORMATS = {"label-studio": ".json", "csv": ".csv"}  # of a worklist, and the ending of its file
 SUSPECTS = 5
 TRACED, ALL_TRACED = 500, 2000
 """Predictions that a report traces to training rows; up to the second number all of them are traced."""
 
-NOTES = 4
-"""Notes on the file that a report has; the others are printed only."""
+NOTES = 4  # notes on the file that a report has; the others are printed only
 
-Verdicts = Literal["auto", "all", "held-out", "none"]
-"""Which rows get a verdict."""
-Model = Literal["auto", "network", "trees"]
-"""What is trained."""
+Verdicts = Literal["auto", "all", "held-out", "none"]  # which rows get a verdict
+Model = Literal["auto", "network", "trees"]  # what is trained
 
 
 @console.handle_errors

@@ -21,16 +21,12 @@ MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "nil", "?",
 
 MISSING_CATEGORY = "(missing)"
 
-STYLES = ("plain", "thousands", "decimal comma")
-"""Spellings of numbers: 1234.5, 1,234.5 and 1.234,5."""
-
+STYLES = ("plain", "thousands", "decimal comma")  # spellings of numbers: 1234.5, 1,234.5 and 1.234,5
 DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y")
 DATE_FORMATS = tuple(f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f") for day in DAYS)
 """Tried in this order; of two that read a column equally well the first is taken."""
 
-MOSTLY = 0.9
-"""Share of the cells with a value that must read as a number, or a date, for the column to be one."""
-
+MOSTLY = 0.9  # share of the cells with a value that must read as a number, or a date, for the column to be one
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d*")
 _WITH_UNIT = re.compile(r"([+-]?[\d.,]*\d[.,]?)\s*((?:[^\W\d_]|°)\S*(?: [^\W\d_]\S*){0,2})")
@@ -179,24 +175,14 @@ def guess_date_format(texts: Any) -> str | None:
     return best if best is not None and shares[best] >= MOSTLY else None
 
 
-MAX_CATEGORIES = 24
-"""Categories that get an input of their own; the others share one."""
-
-MAX_UNITS = 5
-"""Endings of numbers that may be units."""
-
-MIN_CATEGORY_ROWS = 3
-"""Rows that a category needs for an input of its own, in tables of 100 rows or more."""
-
+MAX_CATEGORIES = 24  # categories that get an input of their own; the others share one
+MAX_UNITS = 5  # endings of numbers that may be units
+MIN_CATEGORY_ROWS = 3  # rows that a category needs for an input of its own, in tables of 100 rows or more
 HEAVY_TAIL = 8.0
 """Robust standard deviations from the median beyond which a column counts as heavy-tailed and is compressed."""
 
-MAX_DISTANCE = 1e9
-"""Robust standard deviations from the median at which values are clipped."""
-
-MOSTLY_MISSING = 0.98
-"""Columns with a larger share of missing values are excluded."""
-
+MAX_DISTANCE = 1e9  # robust standard deviations from the median at which values are clipped
+MOSTLY_MISSING = 0.98  # columns with a larger share of missing values are excluded
 OTHER = "(other)"
 YEAR, WEEK, DAY = 365.2425, 7.0, 1.0
 IDENTIFIER = re.compile(r"(?i:(^|[_\s-])(id|uuid|guid|key|index|rowid|rownum|identifier)$)|[a-z](Id|ID|Key)$")

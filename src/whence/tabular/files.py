@@ -28,17 +28,10 @@ if TYPE_CHECKING:
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-COMPRESSION = 8
-"""Text is about this many times larger than its compressed file."""
-
-EXPANSION = 12
-"""Bytes in memory for each byte of text: cells become Python strings."""
-
-SAMPLE = 256 * 1024
-"""Bytes from which the encoding and the delimiter are guessed."""
-
-CHUNK = 20_000
-"""Rows that are read at once."""
+COMPRESSION = 8  # text is about this many times larger than its compressed file
+EXPANSION = 12  # bytes in memory for each byte of text: cells become Python strings
+SAMPLE = 256 * 1024  # bytes from which the encoding and the delimiter are guessed
+CHUNK = 20_000  # rows that are read at once
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,9 @@ DESCRIPTION, TRAINING, FIT = "table.json", "training.safetensors", "fit.whence"
 WEIGHTS = {"network": "network.safetensors", "trees": "trees.safetensors"}
 Learner = Literal["network", "trees"]
 
-LARGE_MEAN = 1e4
-"""Standard deviations of the target: with a larger mean, few of the digits that are shown say anything."""
-
+LARGE_MEAN = 1e4  # standard deviations of the target: with a larger mean, few of the digits that are shown say anything
 BATCH = 1024
-ONE_THREAD = 10_000
-"""Models of tables of up to so many rows are trained by one thread."""
-
+ONE_THREAD = 10_000  # models of tables of up to so many rows are trained by one thread
 FAR_FROM_OPTIMUM = 0.1
 """Newton change, the move of the training residuals that is left, above which the fit is recentered."""
 

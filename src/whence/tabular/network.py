@@ -24,8 +24,7 @@ WIDTHS = tuple(range(32, 7, -4))
 MAX_WEIGHTS, MIN_WEIGHTS = 1500, 600
 """Most weights of a network for up to twenty thousand rows, and for many more: the exact algebra takes seconds."""
 
-ROWS_TIMES_WEIGHTS = 3e7
-"""Kept constant in between."""
+ROWS_TIMES_WEIGHTS = 3e7  # kept constant in between
 
 
 class Units(nn.Module):
@@ -90,29 +89,16 @@ def initialize(network: nn.Module, generator: torch.Generator) -> None:
                 layer.bias.uniform_(-bound, bound, generator=generator)
 
 
-WEIGHT_DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
-"""From strong to weak."""
-
-FIRST = 4
-"""Index of the weight decay that is tried first."""
-
-STEPS = 50
-"""Steps of L-BFGS in a round, after which convergence is checked."""
-
-CHOOSING = 3
-"""Folds of validation rows that choose the weight decay, at most."""
-
-ROUNDS = 4
-"""At most, for each weight decay; as many again for the one that is chosen."""
-
-LAST_ROUNDS = 30
-"""At most, on all training rows."""
-
+WEIGHT_DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)  # from strong to weak
+FIRST = 4  # index of the weight decay that is tried first
+STEPS = 50  # steps of L-BFGS in a round, after which convergence is checked
+CHOOSING = 3  # folds of validation rows that choose the weight decay, at most
+ROUNDS = 4  # at most, for each weight decay; as many again for the one that is chosen
+LAST_ROUNDS = 30  # at most, on all training rows
 TRIAL_TOLERANCE, TOLERANCE = 1e-3, 5e-5
 """Relative changes of the loss in a round at which a trial, and the last training, end."""
 
-AS_GOOD = 1.01
-"""Of validation losses within this factor the stronger decay is taken: its optimum is reached sooner."""
+AS_GOOD = 1.01  # of validation losses within this factor the stronger decay is taken: its optimum is reached sooner
 
 
 def mean_loss(target: Target, outputs: Tensor, values: Tensor) -> Tensor:

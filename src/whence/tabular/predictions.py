@@ -18,9 +18,7 @@ from whence.tabular.target import Target
 if TYPE_CHECKING:
     import pandas
 
-DOUBTFUL = 2.0
-"""Standard deviations from which on the other rows contradict a number."""
-
+DOUBTFUL = 2.0  # standard deviations from which on the other rows contradict a number
 EXPLAIN_WORK = 3e12
 """Floating-point operations of all verdicts, about a minute on two cores; above, held-out rows come first."""
 
@@ -119,8 +117,7 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
     return RowPredictions(table, fitted, model.targets(table), frame, probabilities)
 
 
-CHECK_INPUT = "check the input"
-"""The verdict on rows that cannot be, which their columns show and no network."""
+CHECK_INPUT = "check the input"  # the verdict on rows that cannot be, which their columns show and no network
 
 
 def affordable_rows(rows: Any, first: Any, examples: int, outputs: int, weights: int) -> Any:

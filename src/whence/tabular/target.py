@@ -32,9 +32,7 @@ from whence.trees.ensemble import Loss
 
 Task = Literal["regression", "classification"]
 MAX_CLASSES = 50
-MAX_CODES = 10
-"""Whole numbers 0, 1, ... or 1, 2, ... are taken for classes up to this many."""
-
+MAX_CODES = 10  # whole numbers 0, 1, ... or 1, 2, ... are taken for classes up to this many
 MAX_TARGET, MIN_STD = 1e15, 1e-15
 """Largest target, and smallest standard deviation of it, whose variances are still computed and shown."""
 
@@ -315,11 +313,8 @@ def _draw(strata: list[Any], share: float, generator: numpy.random.Generator) ->
 LEAK = 0.995
 """Share of the target's variance, or of what the most frequent class gets wrong, that one column alone explains."""
 
-FEWEST = 10
-"""Different values of an id that repeats: a column with fewer is a category."""
-
-MOST_ROWS, MIN_KNOWN = 5_000, 20
-"""That are looked at for leaks, evenly spaced, and that must have a value."""
+FEWEST = 10  # different values of an id that repeats: a column with fewer is a category
+MOST_ROWS, MIN_KNOWN = 5_000, 20  # that are looked at for leaks, evenly spaced, and that must have a value
 
 
 def drop_copies(

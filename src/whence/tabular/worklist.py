@@ -32,8 +32,7 @@ CHECK, LABEL = "check the label", "label"
 POOL = 1_500
 """Outputs of rows without a label among which those to label first are sought; rows with the largest variances."""
 
-MOVED = 5
-"""Rows that are named whose prediction moved most."""
+MOVED = 5  # rows that are named whose prediction moved most
 
 
 def work_items(prepared: Prepared, fitted: FittedTable, labels: RowLabels, most: int) -> pandas.DataFrame:

@@ -94,8 +94,7 @@ COMPARED_ROWS, SAME_SUM = 200, 1e-3
 """Training rows whose sums of leaf values are compared with the library's predictions, and how closely they agree in
 units of the largest: libraries add in single precision."""
 
-LARGEST_SHRINKAGE = 0.9
-"""Of several trees: without shrinkage they share directions that no penalty would tell apart."""
+LARGEST_SHRINKAGE = 0.9  # of several trees: without shrinkage they share directions that no penalty would tell apart
 
 
 def fitted_trees(
