@@ -97,8 +97,7 @@ def read_table(
     if not rows and source.size * EXPANSION > free:
         raise TooLargeError(
             f"expected all rows of {path.name} to fit in {readable(free)}, but {readable(source.size)} of text take "
-            f"about {readable(source.size * EXPANSION)}. Take a random sample instead, which is read in pieces: "
-            "--rows 50000"
+            f"about {readable(source.size * EXPANSION)}. Take a random sample, which is read in pieces: --rows 50000"
         )
     kept, total = _draw_rows(source, rows, seed, free, progress or Progress(enabled=False))
     if not total:
@@ -209,6 +208,7 @@ def _decode(sample: bytes, path: Path, notes: list[str]) -> tuple[str, str]:
     if b"\0" in sample:
         raise InputError(f"expected text, got a binary file: {path}. CSV and parquet can be read.")
     whole = sample.rfind(b"\n") + 1 if len(sample) == SAMPLE else 0  # so that no character is cut in two
+    encoding = text = ""
     for encoding in ENCODINGS:
         with suppress(UnicodeDecodeError):
             text = sample[: whole or None].decode(encoding)
@@ -262,10 +262,10 @@ def _open_parquet(path: Path) -> _Source:
     try:
         from pyarrow import ArrowException, parquet  # an extra: only parquet files need it
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "expected pyarrow for a parquet file. Install it: pip install 'whence[table]', or save the table as CSV.",
-            name="pyarrow",
-        ) from error
+        words = (
+            "expected pyarrow for a parquet file. Install it: pip install 'whence[table]', or save the table as CSV."
+        )
+        raise ModuleNotFoundError(words, name="pyarrow") from error
     try:
         file = parquet.ParquetFile(path)
     except (ArrowException, OSError) as error:

@@ -78,10 +78,8 @@ class Target:
 def find_column(name: str, names: list[str]) -> str:
     """The column of that name, or an error that suggests the nearest names."""
     if name not in names:
-        raise InputError(
-            f"expected the name of a column, got {name!r}, which is none.{did_you_mean(name, names, most=3)} Columns: "
-            f"{listing(names, 20)}."
-        )
+        meant = f"{did_you_mean(name, names, most=3)} Columns: {listing(names, 20)}."
+        raise InputError(f"expected the name of a column, got {name!r}, which is none.{meant}")
     return name
 
 
@@ -113,9 +111,8 @@ def detect_target(name: str, cells: Any, task: Task | None, notes: list[str]) ->
         )
     if std < MIN_STD:
         raise TargetError(
-            f"expected a target with a standard deviation of at least {MIN_STD:g}, so that variances can be computed, "
-            f"got {std:.3g} for {name!r}. Multiply the column by 1e{-numpy.floor(numpy.log10(std)):.0f}: verdicts stay "
-            "the same."
+            f"expected a target with a standard deviation of at least {MIN_STD:g}, to compute variances, got "
+            f"{std:.3g} for {name!r}. Multiply it by 1e{-numpy.floor(numpy.log10(std)):.0f}: verdicts stay the same."
         )
     notes += describe_styles([Number(name, Scale.of(values), False, style, unit=unit)])
     return Target(name, "regression", style=style, unit=unit)
@@ -203,7 +200,7 @@ class RowSplit:
         """The part that each row belongs to, in words."""
         names = numpy.full(len(self.train) + len(self.test) + len(self.unlabelled), "train", dtype=object)
         names[self.test], names[self.unlabelled] = "held out", "no target"
-        return names.tolist()  # type: ignore[no-any-return]  # numpy's list of anything
+        return [str(name) for name in names]
 
 
 def split_rows(values: Any, target: Target, test: float, seed: int, groups: Any = None) -> RowSplit:
