@@ -126,13 +126,9 @@ def table(
         prepared, read = answered.prepared, answered.prepared.table
         content["rows"] = _data_summary(prepared)["rows"]
         fitted = fit_table(prepared, learner=fitted.model.learner, **options)  # the same kind, to compare
-    split = prepared.split
-    some: dict[str, Any] = {
-        "all": numpy.arange(len(read)),
-        "held-out": numpy.concatenate([split.test, split.unlabelled]),
-        "none": (),
-    }
-    explained = affordable_rows(some["all"], some["held-out"], fitted) if verdicts == "auto" else some[verdicts]
+    everything, held_back = numpy.arange(len(read)), numpy.concatenate([prepared.split.test, prepared.split.unlabelled])
+    chosen = {"all": everything, "held-out": held_back, "none": everything[:0]}
+    explained = affordable_rows(everything, held_back, fitted) if verdicts == "auto" else chosen[verdicts]
     predictions = predict_rows(fitted, read, numpy.sort(explained))
     labels = RowLabels.of(predictions, prepared.split.train)
     if answered is not None and before is not None:

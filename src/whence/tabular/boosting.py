@@ -18,10 +18,7 @@ from whence.tabular.target import Target
 from whence.trees import TreeEnsemble
 
 LEARNING_RATE = 0.1
-MOST_TREES, STEP = (
-    400,
-    50,
-)  # for each output; so many are grown before validation rows are asked whether more would help
+MOST_TREES, STEP = 400, 50  # of each output, and how many are grown before validation rows are asked for more
 # Tried in this order; what is not named is scikit-learn's own choice.
 SETTINGS: tuple[dict[str, int], ...] = ({"max_leaf_nodes": 8}, {"max_leaf_nodes": 31})
 AS_GOOD = (

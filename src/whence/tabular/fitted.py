@@ -173,11 +173,6 @@ class Prepared:
     values: Any  # (m,) all targets, NaN where there is none
     notes: tuple[str, ...]  # what was guessed, excluded or repaired
 
-    @property
-    def folds(self) -> list[Tensor]:
-        """Masks (n,) of the training rows in each set of validation rows."""
-        return [torch.from_numpy(numpy.isin(self.split.train, rows)) for rows in self.split.validation]
-
 
 @dataclass(frozen=True)
 class FittedTable:
@@ -304,7 +299,8 @@ def fit_table(
     models = [replace(prepared.model, learner=one) for one in learners]
     inputs = [model.encode(train) for model in models]
     pairs = zip(models, inputs, strict=True)
-    trained = [_train(model, x, values, prepared.folds, seed, progress) for model, x in pairs]
+    folds = [torch.from_numpy(numpy.isin(prepared.split.train, rows)) for rows in prepared.split.validation]
+    trained = [_train(model, x, values, folds, seed, progress) for model, x in pairs]
     known = torch.stack([torch.isfinite(one.held_out).all(1) for one in trained]).all(0)
     losses = [float(mean_loss(target, one.held_out[known], torch.from_numpy(values)[known])) for one in trained]
     at = losses.index(min(losses))

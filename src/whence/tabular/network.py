@@ -22,10 +22,7 @@ from whence.runtime.execution import Progress
 from whence.tabular.target import Target
 
 WIDTHS = tuple(range(32, 7, -4))
-MAX_WEIGHTS, MIN_WEIGHTS = (
-    1500,
-    600,
-)  # for up to twenty thousand rows, and for many more: the exact algebra takes seconds
+MAX_WEIGHTS, MIN_WEIGHTS = 1500, 600  # for up to twenty thousand rows, and for many more: the algebra takes seconds
 ROWS_TIMES_WEIGHTS = 3e7  # kept constant in between
 
 

@@ -23,13 +23,9 @@ class TreeEnsemble:
     average shares of classes: they are squared error on zeros and ones, with one output for each class.
     """
 
-    leaves: Callable[
-        [Any], NDArray[numpy.int64]
-    ]  # from X, as the model takes it, to (n, trees) leaf numbers of all trees
+    leaves: Callable[[Any], NDArray[numpy.int64]]  # from X to (n, trees) leaf numbers, counted over all trees together
     values: NDArray[numpy.float64]  # (leaves, w) what each leaf adds to the outputs, shrinkage and averaging included
-    outputs: (
-        NDArray[numpy.int64] | None
-    )  # (trees,) the output that each tree adds to; `None` where a leaf adds to all w
+    outputs: NDArray[numpy.int64] | None  # (trees,) the output that each adds to; `None` where leaves add to all w
     base: NDArray[numpy.float64]  # (k,) what the outputs are without trees
     likelihood: Loss  # of the loss that the trees were grown with
     shrinkage: float = 1.0  # of a leaf's own optimum: the learning rate, or one over the number of trees of a forest
@@ -38,9 +34,7 @@ class TreeEnsemble:
     classes: tuple[Any, ...] | None = None  # labels in the order of the classes; `None` for regression
     sample_share: float = 1.0  # of the training rows that each tree saw; one where all saw all of them
     notes: tuple[str, ...] = ()  # what users should know, such as a bootstrap
-    own_raw: Callable[[Any], Any] | None = (
-        None  # from X to the raw outputs by the library itself, to compare the sum with
-    )
+    own_raw: Callable[[Any], Any] | None = None  # from X to the library's own raw outputs, to compare the sum with
 
     def raw(self, x: Any) -> NDArray[numpy.float64]:
         """(n, k) the outputs as the sum of leaf values: what the model itself must say."""
