@@ -110,9 +110,10 @@ def detect_target(name: str, cells: Any, task: Task | None, notes: list[str]) ->
             f"the column by 1e{numpy.floor(numpy.log10(largest)):.0f}: verdicts stay the same."
         )
     if std < MIN_STD:
+        power = -numpy.floor(numpy.log10(std))
         raise TargetError(
-            f"expected a target with a standard deviation of at least {MIN_STD:g}, to compute variances, got "
-            f"{std:.3g} for {name!r}. Multiply it by 1e{-numpy.floor(numpy.log10(std)):.0f}: verdicts stay the same."
+            f"expected a target with a standard deviation of at least {MIN_STD:g}, to compute variances, got {std:.3g} "
+            f"for {name!r}. Multiply the column by 1e{power:.0f}: verdicts stay the same."
         )
     notes += describe_styles([Number(name, Scale.of(values), False, style, unit=unit)])
     return Target(name, "regression", style=style, unit=unit)
