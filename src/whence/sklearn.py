@@ -35,8 +35,7 @@ except ModuleNotFoundError as error:
 
 Array = NDArray[Any]
 
-TOLERANCE = 1e-7
-"""Largest gradient, over the number of examples, at which training ends."""
+TOLERANCE = 1e-7  # largest gradient, over the number of examples, at which training ends
 
 
 class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no annotations

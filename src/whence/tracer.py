@@ -464,8 +464,8 @@ class Tracer(Fitted):
             table: the same for rows of a table: a data frame, a dict of columns, or an array.
             **options: `ids` (a name for each prediction, or a pair of such lists for predictions and training
                 examples), `title`, `about` (paragraphs below the answer), `sections` (parts of your own, see
-                `whence.report`), `trust` (of `Tracer.trust`), `level` (of the verdicts, 0.95) and `traced` (how many
-                predictions are traced to training examples, 500).
+                `whence.report`), `trust` (of `Tracer.trust`), `level` (of the verdicts, 0.95), `examples` (as for
+                `explain`) and `traced` (how many predictions are traced to training examples, 500).
 
         Returns:
             Where the file is.

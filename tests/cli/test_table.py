@@ -267,6 +267,16 @@ def test_classes(classification: Run) -> None:
     assert "probability" in result.stdout
 
 
+def test_training_rows_in_a_report_do_not_vote_about_themselves(classification: Run, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    result = call("report", classification.folder / "saved", classification.folder / "colours.csv", "-o", path, "-q")
+    assert result.exit_code == 0, result.output
+    found = re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"))
+    assert found
+    noise = np.frombuffer(base64.b64decode(json.loads(found[1])["arrays"]["noise"]), "<f4")
+    np.testing.assert_allclose(noise, [float(row["noise"]) for row in classification.rows], rtol=1e-3, atol=1e-6)
+
+
 def test_what_a_person_sees(tmp_path: Path) -> None:
     generator = np.random.default_rng(2)
     x = generator.normal(size=60)

@@ -104,6 +104,10 @@ def test_file_that_does_not_exist_and_one_that_may_be_meant(tmp_path: Path) -> N
     written(tmp_path / "houses.csv", "a\n1\n")
     with pytest.raises(InputError, match=r"does not exist\. Did you mean 'houses.csv'"):
         read_table(tmp_path / "house.csv", 0)
+    for other in ("profile.csv", "note.csv", "nofile.py", "data.csv"):
+        written(tmp_path / other, "a\n1\n")
+    with pytest.raises(InputError, match=r"nofile.csv, which does not exist\.$"):
+        read_table(tmp_path / "nofile.csv", 0)
     with pytest.raises(InputError, match="got the folder"):
         read_table(tmp_path, 0)
 

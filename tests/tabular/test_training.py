@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -144,10 +147,17 @@ def test_width_goes_by_size() -> None:
 
 def test_verdicts_of_held_out_rows_come_first() -> None:
     rows, held_out = np.arange(50_000), np.arange(0, 50_000, 5)
-    few = affordable_rows(rows, held_out, 40_000, 10, 1_500)
+    few = affordable_rows(rows, held_out, fit_of(40_000, 10, 1_500))
     assert 0 < len(few) < len(held_out)
     assert set(few) <= set(held_out)
-    assert len(affordable_rows(rows[:1000], held_out[:200], 800, 1, 1_000)) == 1000
+    assert len(affordable_rows(rows[:1000], held_out[:200], fit_of(800, 1, 1_000))) == 1000
+
+
+def fit_of(rows: int, outputs: int, weights: int) -> Any:
+    """As much of a fit as the time of its verdicts depends on."""
+    model = SimpleNamespace(target=SimpleNamespace(outputs=outputs))
+    tracer = SimpleNamespace(problem=SimpleNamespace(selection=SimpleNamespace(size=weights)))
+    return SimpleNamespace(rows=np.arange(rows), model=model, tracer=tracer)
 
 
 def prepared(rows: int, width: int, names: tuple[str, str, str] = ("a", "b", "y")) -> Prepared:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from whence import __version__
 from whence.cli.console import LACKING, AsJson, Output, check_writable, handle_errors, stop
@@ -48,7 +49,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", callback=_show_version, is_eager=True)
+        bool, Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """How uncertain is a trained network, and whence comes its doubt?"""
@@ -60,15 +61,11 @@ INSTALL = "pip install 'whence[paper]'"
 
 @handle_errors
 def demo(
-    draws: Annotated[int, typer.Option(min=1, help="How many times to draw groups, faults and a network.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first draw; each next one adds one.")] = 0,
-    out: Annotated[Path, typer.Option(help="The report to write.", dir_okay=False)] = Path("report.html"),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="At most two small draws: seconds instead of a minute.")
-    ] = False,
-    figures: Annotated[
-        Path | None, typer.Option(help="Also draw the pictures of the first draw as PNG files in this folder.")
-    ] = None,
+    draws: Annotated[int, Option(min=1, help="How many times to draw groups, faults and a network.")] = 5,
+    seed: Annotated[int, Option(min=0, help="Seed of the first draw; each next one adds one.")] = 0,
+    out: Annotated[Path, Option(help="The report to write.", dir_okay=False)] = Path("report.html"),
+    quick: Annotated[bool, Option("--quick", help="At most two small draws: seconds instead of a minute.")] = False,
+    figures: Annotated[Path | None, Option(help="Also draw pictures of the first draw into this folder.")] = None,
 ) -> None:
     """Tell noisy labels from missing data on handwritten digits.
 
@@ -89,8 +86,8 @@ def demo(
 @handle_errors
 def reproduce(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="Of the experiment; see --list.")] = None,
-    list_all: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    name: Annotated[str | None, Argument(help="Of the experiment; see --list.")] = None,
+    list_all: Annotated[bool, Option("--list", help="List the experiments.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment of the paper again; the arguments after its name are passed to it.
@@ -127,11 +124,7 @@ def _first_line(point: EntryPoint) -> str:
     return (sys.modules[point.module].__doc__ or "").strip().splitlines()[0]
 
 
-app.command(no_args_is_help=True)(table)
-app.command()(demo)
-app.command(no_args_is_help=True)(fit)
-app.command(no_args_is_help=True)(predict)
-app.command(no_args_is_help=True)(explain)
-app.command(no_args_is_help=True)(report)
+for command in (table, demo, fit, predict, explain, report):
+    app.command(no_args_is_help=command is not demo)(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(reproduce)
 app.command()(doctor)

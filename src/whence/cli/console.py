@@ -24,6 +24,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from whence import TooLargeError, WhenceError
 from whence.display import number
@@ -46,19 +47,17 @@ def one_of(choices: Any, about: str) -> Any:
             raise typer.BadParameter(f"expected one of {listed}, got {given!r}.{did_you_mean(given, known)}")
         return given
 
-    return typer.Option(parser=parse, metavar=f"[{'|'.join(known)}]", help=about)
+    return Option(parser=parse, metavar=f"[{'|'.join(known)}]", help=about)
 
 
 Structure = Literal["exact", "core", "sketch", "ekfac"]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts, and nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object, for scripts, and nothing else.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
 Delimiter = Annotated[
-    str | None, typer.Option(help="Between the cells of a CSV file, such as ';' or '\\t'; guessed when not given.")
+    str | None, Option(help="Between the cells of a CSV file, such as ';' or '\\t'; guessed if not given.")
 ]
-Rows = Annotated[
-    int, typer.Option(min=0, help="Use at most this many rows, drawn at random; 0 takes all, if they fit in memory.")
-]
-Report = Annotated[Path | None, typer.Option("--out", "-o", help="The HTML report to write.", dir_okay=False)]
+Rows = Annotated[int, Option(min=0, help="Use at most this many rows, drawn at random; 0 takes all, if they fit.")]
+Report = Annotated[Path | None, Option("--out", "-o", help="The HTML report to write.", dir_okay=False)]
 
 
 def stop(message: str, code: int = UNUSABLE) -> NoReturn:
@@ -67,19 +66,14 @@ def stop(message: str, code: int = UNUSABLE) -> NoReturn:
     raise typer.Exit(code)
 
 
-def check_writable(*files: Path | None) -> None:
-    """Exit before any work where a file could not be written."""
+def check_writable(*files: Path | None, read: Sequence[Path | None] = ()) -> None:
+    """Exit before any work where a file could not be written, or is one of those that are read."""
     for file in filter(None, files):
         if not file.parent.is_dir():
             stop(f"expected a folder that exists, got {file.parent}. Make it first: mkdir -p {file.parent}")
         if file.is_dir():
             stop(f"expected the name of a file to write, got the folder {file}.")
-
-
-def check_not_data(file: Path | None, *data: Path | None) -> None:
-    """Exit where the results would replace a file that is read."""
-    for read in filter(None, data):
-        if file is not None and file.exists() and read.exists() and file.samefile(read):
+        if any(data.exists() and file.exists() and file.samefile(data) for data in filter(None, read)):
             stop(f"expected another file for the results than the one that is read, got {file} for both.")
 
 
@@ -187,13 +181,13 @@ def jsonable(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {str(name): jsonable(item) for name, item in value.items()}
-    if hasattr(value, "tolist"):
-        return jsonable(value.tolist())
     if isinstance(value, (list, tuple)):
         return [jsonable(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+    if hasattr(value, "tolist"):
+        return jsonable(value.tolist())
+    if value is None or isinstance(value, (bool, int, str, float)):
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+    return str(value)
 
 
 def figure(value: float) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -25,16 +24,8 @@ from whence.cli.console import FAILED, AsJson, Output, handle_errors, stop
 from whence.runtime.memory import free_memory, readable
 
 NEEDED = ("torch", "numpy", "safetensors")
-EXTRAS = {
-    "rich": "cli",
-    "typer": "cli",
-    "pandas": "report",
-    "jinja2": "report",
-    "matplotlib": "report",
-    "pyarrow": "table",
-    "scikit-learn": "table",
-    "umap-learn": "paper",
-}
+EXTRAS = dict.fromkeys(("rich", "typer"), "cli") | dict.fromkeys(("pandas", "jinja2", "matplotlib"), "report")
+EXTRAS |= {"pyarrow": "table", "scikit-learn": "table", "umap-learn": "paper"}
 
 
 @handle_errors
@@ -59,7 +50,7 @@ def doctor(as_json: AsJson = False) -> None:
     }
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     checks = [check for device in devices for check in self_check(torch.device(device))]
-    wrong = [check for check in checks if not check.passed]
+    wrong = [check for check in checks if not check["passed"]]
 
     output.fact("Versions", ", ".join(f"{name} {version}" for name, version in versions.items()))
     output.fact("Extras", ", ".join(f"{name} {version}" for name, version in extras.items() if version) or "none")
@@ -70,46 +61,22 @@ def doctor(as_json: AsJson = False) -> None:
     agree = f"{len(checks) - len(wrong)} of {len(checks)} numbers agree"
     output.fact("Check", f"{agree} with those worked out by hand, to ten digits")
     for check in wrong:
-        output.fact("", f"{check.name}: expected {check.expected!r}, got {check.found!r}")
-    output.finish(
-        {
-            "versions": versions,
-            "extras": extras,
-            "machine": machine,
-            "checks": [{**vars(check), "passed": check.passed} for check in checks],
-            "passed": not wrong,
-        }
-    )
+        output.fact("", f"{check['name']}: expected {check['expected']!r}, got {check['found']!r}")
+    found = {"versions": versions, "extras": extras, "machine": machine, "checks": checks, "passed": not wrong}
+    output.finish(found)
     if wrong:
         stop("the self-check failed: do not trust results on this machine.", FAILED)
 
 
 TOLERANCE = 1e-10
-
-
-@dataclass(frozen=True)
-class ComparedNumber:
-    """One number, computed and worked out by hand."""
-
-    name: str
-    found: float
-    expected: float
-
-    @property
-    def passed(self) -> bool:
-        """Whether they agree to ten digits."""
-        return abs(self.found - self.expected) <= TOLERANCE * max(1.0, abs(self.expected))
-
-
-BY_HAND = {
+BY_HAND = {  # variances at x = 1 and the largest leverage, by lambda
     0: {"ho": 5 / 243, "hec0": 56 / 2187, "hec3": 883 / 10800, "leverage": 4 / 9},
     1: {"ho": 207 / 10000, "hec0": 273 / 10000, "hec3": 613 / 8100, "leverage": 4 / 10},
 }
-"""Variances at x = 1 and the largest leverage, by lambda."""
 
 
-def self_check(device: torch.device) -> list[ComparedNumber]:
-    """Fit the three examples in several ways, and compare."""
+def self_check(device: torch.device) -> list[dict[str, Any]]:
+    """Fit the three examples in several ways, and compare; numbers pass that agree to ten digits."""
     ways: list[tuple[str, int, str | whence.Structure]] = [
         ("exact, primal", 0, whence.Exact(road="primal")),
         ("exact, dual", 1, whence.Exact(road="dual")),
@@ -118,7 +85,6 @@ def self_check(device: torch.device) -> list[ComparedNumber]:
     ]
     checks = []
     for name, ridge, structure in ways:
-        expected = BY_HAND[ridge]
         model = nn.Linear(1, 1, bias=False, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             model.weight.fill_(11 / (9 + ridge))
@@ -129,5 +95,7 @@ def self_check(device: torch.device) -> list[ComparedNumber]:
         u = tracer.predict(inputs[:1])
         found = {key: float(getattr(u, key)) for key in ("ho", "hec0", "hec3")}
         found["leverage"] = float(tracer.leverage.max())
-        checks += [ComparedNumber(f"{key}, {name}", found[key], expected[key]) for key in expected]
+        for key, expected in BY_HAND[ridge].items():
+            passed = abs(found[key] - expected) <= TOLERANCE * max(1.0, abs(expected))
+            checks.append({"name": f"{key}, {name}", "found": found[key], "expected": expected, "passed": passed})
     return checks

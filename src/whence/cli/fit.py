@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import torch
-import typer
 from torch import Tensor, nn
+from typer import Argument, Option
 
 import whence
 from whence.cli import console
@@ -27,47 +27,33 @@ from whence.errors import InputError, TooLargeError
 from whence.tabular.fitted import FIT, check_folder, read_description, replacing_folder
 
 FORMAT, VERSION, DESCRIPTION = "whence spec", 1, "spec.json"
-SUSPECTS = 10
-"""Texts that are listed."""
-
-SHOWN = 60
-"""Characters of a text that are printed."""
-
+SUSPECTS = 10  # texts that are listed
+SHOWN = 60  # characters of a text that are printed
+# Why, where no structure was asked for.
 CORE = "a core was taken: of texts it attributes better than a sketch, which --structure sketch gives in less time"
-"""Why, where no structure was asked for."""
-
-SAMPLE, SECONDS = 8, 20.0
-"""Predictions that trust is about, and how long it may take."""
+SAMPLE, SECONDS = 8, 20.0  # predictions that trust is about, and how long it may take
 
 
 @console.handle_errors
 def fit(
     spec: Annotated[
-        Path,
-        typer.Argument(
-            help="A Python file with model(), train_loader(), perhaps test_loader(); or a folder with a language model."
-        ),
+        Path, Argument(help="A Python file with model(), train_loader(), perhaps test_loader(); or a model's folder.")
     ],
     texts: Annotated[
-        Path | None, typer.Option(help="The JSONL file that the language model was trained on.", dir_okay=False)
+        Path | None, Option(help="The JSONL file a language model was trained on.", dir_okay=False)
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Of a text that are read at most.")] = 512,
-    batch: Annotated[int, typer.Option(min=1, help="Texts that are run at once.")] = 8,
+    tokens: Annotated[int, Option(min=2, help="Of a text that are read at most.")] = 512,
+    batch: Annotated[int, Option(min=1, help="Texts that are run at once.")] = 8,
     likelihood: Annotated[
-        str | None, typer.Option(help="The loss it was trained with: gaussian, categorical or bernoulli.")
+        str | None, Option(help="The loss it was trained with: gaussian, categorical or bernoulli.")
     ] = None,
     structure: Annotated[
         console.Structure | None, console.one_of(console.Structure, "Of the curvature; exact by default.")
     ] = None,
-    parameters: Annotated[
-        list[str] | None, typer.Option(help="all, last_layer, or patterns of names; may be given several times.")
-    ] = None,
-    ridge: Annotated[str | None, typer.Option(help="Lambda on the sum scale, auto or loo.")] = None,
-    recenter: Annotated[bool, typer.Option("--recenter", help="Take the last step to the optimum in the fit.")] = False,
-    trust: Annotated[
-        bool, typer.Option("--trust/--no-trust", help="Examine a sample: how far to trust the fit.")
-    ] = True,
-    save: Annotated[Path | None, typer.Option(help="Keep the fit in this folder.")] = None,
+    parameters: Annotated[list[str] | None, Option(help="all, last_layer, or patterns of names; repeatable.")] = None,
+    ridge: Annotated[str | None, Option(help="Lambda on the sum scale, auto or loo.")] = None,
+    trust: Annotated[bool, Option("--trust/--no-trust", help="Examine a sample: how far to trust the fit.")] = True,
+    save: Annotated[Path | None, Option(help="Keep the fit in this folder.")] = None,
     out: console.Report = None,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
@@ -100,7 +86,6 @@ def fit(
         "structure": structure,
         "parameters": parameters[0] if parameters and len(parameters) == 1 else parameters or None,
         "ridge": _number_or_word(ridge),
-        "recenter": recenter or None,
     }
     model = source.model()
     options = {**source.options(model), **{name: value for name, value in given.items() if value is not None}}
@@ -122,22 +107,21 @@ def fit(
     trusted = tracer.trust(test, sample=SAMPLE, seconds=SECONDS) if trust else None
     if out is not None:
         write_report(tracer, out, source.call("test_loader"), trusted)
-    files = {"report": out, "saved": save}
-    _print_fit(Output(as_json), tracer, trusted, files, time.perf_counter() - began, source.suspects(tracer), chosen)
+    output, files = Output(as_json), {"report": out, "saved": save}
+    content = _print_fit(output, tracer, trusted, source.suspects(tracer), chosen)
+    for name, path in files.items():
+        if path is not None:
+            output.file(name.capitalize(), path)
+    output.finish({**content, "files": files, "seconds": round(time.perf_counter() - began, 1)})
 
 
 def _print_fit(
-    output: Output,
-    tracer: whence.Tracer,
-    trust: whence.Trust | None,
-    files: dict[str, Path | None],
-    seconds: float,
-    suspects: list[dict[str, Any]],
-    chosen: list[str],
-) -> None:
+    output: Output, tracer: whence.Tracer, trust: whence.Trust | None, suspects: list[dict[str, Any]], notes: list[str]
+) -> dict[str, Any]:
+    """What the fit found, for people, and for scripts what is returned."""
     found = {one.name: one for one in tracer.diagnostics}["trust"]
     findings = [one for one in tracer.diagnostics if one.name not in ("note", "trust")]
-    notes = chosen + [str(one.value) for one in tracer.diagnostics if one.name == "note"]
+    notes = notes + [str(one.value) for one in tracer.diagnostics if one.name == "note"]
     output.say(repr(tracer))
     output.head("What the fit found")
     shown = [[one.name, one.value if isinstance(one.value, str) else figure(one.value), one.words] for one in findings]
@@ -151,25 +135,18 @@ def _print_fit(
         output.head("Which texts to look at first")
         shown = [[str(one["text"]), figure(one["suspicion"]), one["begins"]] for one in suspects]
         output.rows(shown, ["text", "suspicion", "begins"], right=(0, 1))
-    for name, path in files.items():
-        if path is not None:
-            output.file(name.capitalize(), path)
-    output.finish(
-        {
-            **({"suspects": suspects} if suspects else {}),
-            "examples": tracer.problem.n,
-            "outputs": tracer.problem.k,
-            "parameters": tracer.problem.selection.size,
-            "likelihood": tracer.problem.likelihood.name,
-            "ridge": tracer.ridge,
-            "degrees_of_freedom": tracer.degrees_of_freedom,
-            "diagnostics": {one.name: one.value for one in findings},
-            "notes": notes,
-            "trust": {"level": trust.level if trust else found.value, **{one.name: one.level for one in trust or ()}},
-            "files": files,
-            "seconds": round(seconds, 1),
-        }
-    )
+    return {
+        **({"suspects": suspects} if suspects else {}),
+        "examples": tracer.problem.n,
+        "outputs": tracer.problem.k,
+        "parameters": tracer.problem.selection.size,
+        "likelihood": tracer.problem.likelihood.name,
+        "ridge": tracer.ridge,
+        "degrees_of_freedom": tracer.degrees_of_freedom,
+        "diagnostics": {one.name: one.value for one in findings},
+        "notes": notes,
+        "trust": {"level": trust.level if trust else found.value, **{one.name: one.level for one in trust or ()}},
+    }
 
 
 def write_report(tracer: whence.Tracer, out: Path, inputs: Any, trust: whence.Trust | None = None) -> None:
@@ -178,11 +155,8 @@ def write_report(tracer: whence.Tracer, out: Path, inputs: Any, trust: whence.Tr
     tracer.report(out, inputs, ids=[f"row {row}" for row in range(1, rows + 1)], trust=trust)
 
 
-def load_fit(folder: Path, spec: Path | None, loader: str, progress: bool) -> tuple[whence.Tracer, Any, list[str]]:
-    """The tracer that `whence fit --save` wrote, what the function `loader` of the spec returns, and notes.
-
-    Of texts, their source in place of what a function returns.
-    """
+def load_fit(folder: Path, spec: Path | None, progress: bool) -> tuple[whence.Tracer, SpecFile | TextFolder, list[str]]:
+    """The tracer that `whence fit --save` wrote, the source of its model and data, and notes."""
     about = read_description(folder, DESCRIPTION, (FORMAT, VERSION))
     if spec is None:
         name = about.get("spec", "spec.py")
@@ -190,14 +164,14 @@ def load_fit(folder: Path, spec: Path | None, loader: str, progress: bool) -> tu
             f"expected the Python file that this fit was made with ({name}), got none. Pass it: --spec {name}. It is "
             "not taken from the folder, since it will be run."
         )
-    source: SpecFile | TextFolder
-    if "texts" in about:
-        source = TextFolder(spec, Path(about["texts"]), int(about["tokens"]), int(about["batch"]))
-    else:
-        source = SpecFile(spec)
+    source: SpecFile | TextFolder = (
+        TextFolder(spec, Path(about["texts"]), int(about["tokens"]), int(about["batch"]))
+        if "texts" in about
+        else SpecFile(spec)
+    )
     notes = [f"{spec.name} has changed since the fit was made"] * (source.digest != about.get("sha256"))
     tracer = whence.load(folder / FIT, source.model(), source.call("train_loader"), progress=progress)
-    return tracer, source if isinstance(source, TextFolder) else source.call(loader), notes
+    return tracer, source, notes
 
 
 class SpecFile:
@@ -206,16 +180,14 @@ class SpecFile:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise InputError(
-                f"expected a Python file that defines model() and train_loader(), got {path}, which does not exist."
+                f"expected a Python file with model() and train_loader(), got {path}, which does not exist."
             )
         self.path, self.about = path, dict[str, Any]()  # nothing else is saved with a fit
         self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self._module = self._run()
-        missing = [name for name in ("model", "train_loader") if not self.has(name)]
+        missing = " and no ".join(name for name in ("model", "train_loader") if not self.has(name))
         if missing:
-            raise InputError(
-                f"expected {path} to define functions model() and train_loader(), got no {' and no '.join(missing)}."
-            )
+            raise InputError(f"expected {path} to define functions model() and train_loader(), got no {missing}.")
 
     def has(self, name: str) -> bool:
         """Whether it defines a function."""
@@ -231,9 +203,8 @@ class SpecFile:
         """The trained network, in evaluation mode."""
         model = self.call("model")
         if not isinstance(model, nn.Module):
-            raise InputError(
-                f"expected model() in {self.path} to return a torch.nn.Module, got {type(model).__name__}."
-            )
+            got = type(model).__name__
+            raise InputError(f"expected model() in {self.path} to return a torch.nn.Module, got {got}.")
         return model.eval()
 
     def suspects(self, tracer: whence.Tracer) -> list[dict[str, Any]]:
@@ -279,7 +250,7 @@ class TextFolder:
     def __init__(self, folder: Path, texts: Path, tokens: int, batch: int) -> None:
         if not (folder / "config.json").is_file():
             raise InputError(
-                f"expected a folder with a saved Hugging Face model (config.json, weights and tokenizer), got {folder}."
+                f"expected a folder with a saved Hugging Face model (config.json and others), got {folder}."
             )
         self.folder, self.tokens, self.batch = folder, tokens, batch
         self.texts = read_texts(texts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy
 import torch
-import typer
+from typer import Argument, Option
 
 import whence
 from whence.cli import console
@@ -27,39 +27,28 @@ from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, predi
 if TYPE_CHECKING:
     import pandas
 
-SHOWN = 10
-"""Predictions that are printed."""
+SHOWN = 10  # predictions that are printed
+OUTPUTS = 4  # outputs of a prediction that are printed
+MOST_UNCERTAIN = 3  # rows that are explained where none are named
 
-OUTPUTS = 4
-"""Outputs of a prediction that are printed."""
-
-MOST_UNCERTAIN = 3
-"""Rows that are explained where none are named."""
-
-Folder = Annotated[Path, typer.Argument(help="A folder written by `whence table --save` or `whence fit --save`.")]
-Data = Annotated[
-    Path | None, typer.Argument(help="New rows, CSV or parquet, for a saved table; test_loader() for a spec.")
-]
+Folder = Annotated[Path, Argument(help="A folder written by `whence table --save` or `whence fit --save`.")]
+Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet, for a saved table; new texts; none for a spec.")]
 Spec = Annotated[
     Path | None,
-    typer.Option("--spec", help="The Python file that `whence fit` was given, which is run; or the model's folder."),
+    Option("--spec", help="The Python file that `whence fit` was given, which is run; or the model's folder."),
 ]
-Loader = Annotated[str, typer.Option(help="The function of the spec that gives the inputs.")]
-
-NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")
-"""Of an explanation, that `whence explain` gives."""
+NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")  # of an explanation, that `whence explain` gives
 
 
 @console.handle_errors
 def predict(
     folder: Folder,
     data: Data = None,
-    csv: Annotated[Path | None, typer.Option(help="The CSV file to write.", dir_okay=False)] = None,
+    csv: Annotated[Path | None, Option(help="The CSV file to write.", dir_okay=False)] = None,
     spec: Spec = None,
-    loader: Loader = "test_loader",
     rows: console.Rows = 0,
     delimiter: console.Delimiter = None,
-    verdicts: Annotated[bool, typer.Option(help="Also say why predictions are uncertain, which takes longer.")] = True,
+    verdicts: Annotated[bool, Option(help="Also say why predictions are uncertain, which takes longer.")] = True,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
 ) -> None:
@@ -72,12 +61,11 @@ def predict(
     """
     console.check_writable(csv)
     output = Output(as_json)
-    saved = _load(folder, data, spec, loader, rows, delimiter, not quiet)
+    saved = _load(folder, data, spec, rows, delimiter, not quiet)
     path = csv or Path(f"{saved.stem}-rows.csv")
     frame = saved.frame(verdicts)
     if not as_json or csv is not None:
-        console.check_writable(path)
-        console.check_not_data(path, data)
+        console.check_writable(path, read=(data,))
         write_csv(path, frame)
     output.notes(saved.notes)
     output.head(f"{len(frame):,} predictions" + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
@@ -97,14 +85,8 @@ def predict(
     output.say()
     if not as_json:
         output.file("All rows", path)
-    output.finish(
-        {
-            "rows": frame.to_dict(orient="records"),
-            "scores": {one.name: one.value for one in scores},
-            "notes": saved.notes,
-            "files": {"csv": csv},
-        }
-    )
+    found = {"rows": frame.to_dict(orient="records"), "scores": {one.name: one.value for one in scores}}
+    output.finish({**found, "notes": saved.notes, "files": {"csv": csv}})
 
 
 @console.handle_errors
@@ -112,12 +94,10 @@ def explain(
     folder: Folder,
     data: Data = None,
     row: Annotated[
-        list[int] | None,
-        typer.Option("--row", "-r", min=1, help="A row of the data, from 1; may be repeated."),
+        list[int] | None, Option("--row", "-r", min=1, help="A row of the data, from 1; repeatable.")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many training examples to name.")] = 5,
+    top: Annotated[int, Option(min=1, help="How many training examples to name.")] = 5,
     spec: Spec = None,
-    loader: Loader = "test_loader",
     delimiter: console.Delimiter = None,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
@@ -131,7 +111,7 @@ def explain(
     - `whence explain fitted new.jsonl --spec model-folder` for texts: the training texts behind them
     """
     output = Output(as_json)
-    saved = _load(folder, data, spec, loader, 0, delimiter, not quiet)
+    saved = _load(folder, data, spec, 0, delimiter, not quiet)
     content = saved.explain(row, top)
     for one in content:
         output.head(f"{saved.unit} {one['row']}: {one['prediction']}")
@@ -151,11 +131,8 @@ def explain(
 def report(
     folder: Folder,
     data: Data = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The report to write.", dir_okay=False)] = Path(
-        "report.html"
-    ),
+    out: Annotated[Path, Option("--out", "-o", help="The report to write.", dir_okay=False)] = Path("report.html"),
     spec: Spec = None,
-    loader: Loader = "test_loader",
     rows: console.Rows = 10_000,
     delimiter: console.Delimiter = None,
     as_json: console.AsJson = False,
@@ -167,7 +144,7 @@ def report(
     """
     console.check_writable(out)
     output = Output(as_json)
-    saved = _load(folder, data, spec, loader, rows, delimiter, not quiet)
+    saved = _load(folder, data, spec, rows, delimiter, not quiet)
     saved.report(out)
     output.notes(saved.notes)
     output.file("Report", out)
@@ -175,20 +152,20 @@ def report(
 
 
 def _load(
-    folder: Path, data: Path | None, spec: Path | None, loader: str, rows: int, delimiter: str | None, progress: bool
+    folder: Path, data: Path | None, spec: Path | None, rows: int, delimiter: str | None, progress: bool
 ) -> SavedNetwork:
     """Load what was saved, and read the rows or inputs that it is queried about."""
     if (folder / DESCRIPTION).is_file():
-        if spec is not None and data is not None and not spec.is_dir():
-            raise InputError(
-                f"expected no data file with --spec, got {data}: the inputs come from {loader}() in {spec}."
-            )
-        tracer, inputs, notes = load_fit(folder, spec, loader, progress)
-        if isinstance(inputs, TextFolder):
+        tracer, source, notes = load_fit(folder, spec, progress)
+        if isinstance(source, TextFolder):
             if data is None:
                 raise InputError("expected a JSONL file with new texts, got none.")
-            return SavedTexts(tracer, inputs, read_texts(data), notes, data.stem)
-        return SavedNetwork(tracer, inputs, notes, stem="" if spec is None else spec.stem)
+            return SavedTexts(tracer, source, read_texts(data), notes, data.stem)
+        if data is not None:
+            raise InputError(
+                f"expected no data file with --spec, got {data}: the inputs come from test_loader() there."
+            )
+        return SavedNetwork(tracer, source.call("test_loader"), notes, source.path.stem)
     if spec is not None:
         raise InputError(f"expected a folder written by `whence fit --save` with --spec, got {folder}, which is none.")
     columns = read_description(folder).get("columns", [])
@@ -212,12 +189,6 @@ class SavedNetwork:
     @cached_property
     def _uncertainty(self) -> whence.Uncertainty:
         return self.tracer.predict(self.inputs)
-
-    @cached_property
-    def _residual_sizes(self) -> tuple[list[float], list[float]]:
-        """Of all training examples, and in the fits without them."""
-        residuals, left_out = self.tracer.residuals, self.tracer.loo_residuals
-        return residuals.norm(dim=1).tolist(), left_out.norm(dim=1).tolist()
 
     @property
     def _one_class(self) -> bool:
@@ -291,8 +262,9 @@ class SavedNetwork:
 
     def left_out(self, example: int) -> dict[str, str]:
         """The label of a training example, or its residual, and what the fit without it says in its place."""
-        residual, left_out = (sizes[example] for sizes in self._residual_sizes)
-        return {"label": number(residual), "without": number(left_out)}
+        residuals = self.tracer.residuals[example], self.tracer.loo_residuals[example]
+        residual, left_out = (number(float(one.norm())) for one in residuals)
+        return {"label": residual, "without": left_out}
 
 
 class SavedTexts(SavedNetwork):

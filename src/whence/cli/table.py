@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import numpy
 import torch
-import typer
+from typer import Argument, Option
 
 from whence.cli import console
 from whence.cli.console import Output, figure, stop
@@ -28,76 +28,57 @@ ADVICE = {
     "both": "check the labels, and collect more",
     CHECK_INPUT: "the input itself cannot be right, as far as its columns show",
 }
-FILES = {
-    "csv": "All rows",
-    "report": "Report",
-    "saved": "Saved",
-    "worklist": "Worklist",
-    "labelling": "Labelling",
-    "corrected": "Corrected",
-}
-FORMATS = {"label-studio": ".json", "csv": ".csv"}
-"""Of a worklist, and the ending of its file."""
+FILES = {"csv": "All rows", "report": "Report", "saved": "Saved"}
+FILES |= {"worklist": "Worklist", "labelling": "Labelling", "corrected": "Corrected"}
+FORMATS = {"label-studio": ".json", "csv": ".csv"}  # of a worklist, and the ending of its file
 SUSPECTS = 5
-TRACED, ALL_TRACED = 500, 2000
-"""Predictions that a report traces to training rows; up to the second number all of them are traced."""
+TRACED, ALL_TRACED = 500, 2000  # predictions that a report traces to training rows; all of them up to the second number
+NOTES = 4  # notes on the file that a report has; the others are printed only
 
-NOTES = 4
-"""Notes on the file that a report has; the others are printed only."""
-
-Verdicts = Literal["auto", "all", "held-out", "none"]
-"""Which rows get a verdict."""
-Model = Literal["auto", "network", "trees"]
-"""What is trained."""
+Verdicts = Literal["auto", "all", "held-out", "none"]  # which rows get a verdict
+Model = Literal["auto", "network", "trees"]  # what is trained
 
 
 @console.handle_errors
 def table(
-    data: Annotated[Path, typer.Argument(help="A CSV or parquet file with names of columns; .gz, .bz2, .xz too.")],
+    data: Annotated[Path, Argument(help="A CSV or parquet file with names of columns; .gz, .bz2, .xz too.")],
     target: Annotated[
-        str | None, typer.Option("--target", "-t", help="The column to predict; lists the columns when not given.")
+        str | None, Option("--target", "-t", help="The column to predict; without it, lists them.")
     ] = None,
     task: Annotated[Task | None, console.one_of(Task, "Predict an amount or a class; guessed when not given.")] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", "-x", help="A column to leave out; may be given several times.")
-    ] = None,
-    groups: Annotated[
-        str | None, typer.Option(help="A column whose rows of one value, such as a person's, are held out together.")
-    ] = None,
+    ignore: Annotated[list[str] | None, Option("--ignore", "-x", help="A column to leave out; repeatable.")] = None,
+    groups: Annotated[str | None, Option(help="A column whose rows of one value are held out together.")] = None,
     out: console.Report = None,
-    csv: Annotated[Path | None, typer.Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
+    csv: Annotated[Path | None, Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
     save: Annotated[
-        Path | None, typer.Option(help="Keep everything in this folder, for predict, explain and report.")
+        Path | None, Option(help="Keep everything in this folder, for predict, explain and report.")
     ] = None,
     export: Annotated[
-        str | None,
-        typer.Option(help="Write labels to check and rows to label: label-studio, csv, or a .json or .csv file."),
+        str | None, Option(help="Write labels to check and rows to label: label-studio, csv, or a .json or .csv file.")
     ] = None,
-    export_rows: Annotated[int, typer.Option(min=1, help="At most this many of each in --export.")] = 100,
+    export_rows: Annotated[int, Option(min=1, help="At most this many of each in --export.")] = 100,
     answers: Annotated[
         Path | None,
-        typer.Option("--import", help="Answers to --export: the CSV filled in, or JSON from Label Studio; retrains."),
+        Option("--import", help="Answers to --export: the CSV filled in, or JSON of Label Studio; retrains."),
     ] = None,
     corrected: Annotated[
-        Path | None, typer.Option(help="With --import, write the table with the answers to this CSV.", dir_okay=False)
+        Path | None, Option(help="With --import, write the table with the answers to this CSV.", dir_okay=False)
     ] = None,
     rows: console.Rows = 50_000,
-    held_out: Annotated[float, typer.Option(min=0.05, max=0.5, help="Share of the rows kept apart for testing.")] = 0.2,
+    held_out: Annotated[float, Option(min=0.05, max=0.5, help="Share of the rows kept apart for testing.")] = 0.2,
     verdicts: Annotated[
         Verdicts, console.one_of(Verdicts, "Which rows get a verdict; auto takes all where that takes a minute or so.")
     ] = "auto",
     structure: Annotated[
-        console.Structure | None,
-        console.one_of(console.Structure, "Of the curvature; exact where it fits when not given, else core."),
+        console.Structure | None, console.one_of(console.Structure, "Of the curvature; exact by default if it fits.")
     ] = None,
     model: Annotated[
-        Model,
-        console.one_of(Model, "A network, gradient boosting, or both and the better one by validation rows."),
+        Model, console.one_of(Model, "What to train; auto takes the better one by validation rows.")
     ] = "auto",
-    width: Annotated[int | None, typer.Option(min=1, help="Of the network's two hidden layers.")] = None,
+    width: Annotated[int | None, Option(min=1, help="Of the network's two hidden layers.")] = None,
     delimiter: console.Delimiter = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of all random draws.")] = 0,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Write the CSV file only.")] = False,
+    seed: Annotated[int, Option(min=0, help="Of all random draws.")] = 0,
+    no_report: Annotated[bool, Option("--no-report", help="Write the CSV file only.")] = False,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
 ) -> None:
@@ -119,9 +100,7 @@ def table(
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
     export_file = None if export is None else _export_path(export, stem)
-    console.check_writable(report_path, csv_path, export_file, corrected)
-    for written in (csv_path, export_file, corrected):
-        console.check_not_data(written, data, answers)
+    console.check_writable(report_path, csv_path, export_file, corrected, read=(data, answers))
     check_folder(save)
     output = Output(as_json)
     given, unanswered = ([], 0) if answers is None else read_answers(answers)
@@ -129,14 +108,7 @@ def table(
     if target is None:
         stop(f"expected --target with the column to predict. Columns: {', '.join(map(repr, read.columns))}.")
     prepared = prepare(
-        read,
-        target,
-        task=task,
-        ignore=ignore or (),
-        groups=groups,
-        test=held_out,
-        width=width,
-        seed=seed,
+        read, target, task=task, ignore=ignore or (), groups=groups, test=held_out, width=width, seed=seed
     )
     content: dict[str, Any] = {"data": data, **_data_summary(prepared)}
     _print_data(output, content)
@@ -154,7 +126,10 @@ def table(
         prepared, read = answered.prepared, answered.prepared.table
         content["rows"] = _data_summary(prepared)["rows"]
         fitted = fit_table(prepared, learner=fitted.model.learner, **options)  # the same kind, to compare
-    predictions = predict_rows(fitted, read, _rows_to_explain(prepared, fitted, verdicts))
+    everything, held_back = numpy.arange(len(read)), numpy.concatenate([prepared.split.test, prepared.split.unlabelled])
+    chosen = {"all": everything, "held-out": held_back, "none": everything[:0]}
+    explained = affordable_rows(everything, held_back, fitted) if verdicts == "auto" else chosen[verdicts]
+    predictions = predict_rows(fitted, read, numpy.sort(explained))
     labels = RowLabels.of(predictions, prepared.split.train)
     if answered is not None and before is not None:
         content["import"] = {**compare(answered, before, (predictions, labels)), "unanswered": unanswered}
@@ -177,33 +152,20 @@ def table(
     output.finish(content)
 
 
-def _rows_to_explain(prepared: Prepared, fitted: FittedTable, verdicts: Verdicts) -> Any:
-    everything = numpy.arange(len(prepared.table))
-    held_out = numpy.concatenate([prepared.split.test, prepared.split.unlabelled])
-    if verdicts == "auto":
-        outputs, weights = fitted.model.target.outputs, fitted.tracer.problem.selection.size
-        some = affordable_rows(everything, held_out, len(prepared.split.train), outputs, weights)
-    else:
-        some = {"all": everything, "held-out": held_out, "none": everything[:0]}[verdicts]
-    return numpy.sort(some)
-
-
 def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str, model: str) -> None:
     """Write the report on the rows that were held out, and on those without a label."""
     split = prepared.split
     test = prepared.table.take(numpy.concatenate([split.test, split.unlabelled]))
-    many = len(test) > ALL_TRACED
+    unlabelled = f", {len(split.unlabelled):,} of them without a label" if len(split.unlabelled) else ""
     about = (
-        f"{len(test):,} rows of {name} that the model was not trained on"
-        f"{f', {len(split.unlabelled):,} of them without a label' if len(split.unlabelled) else ''}. Rows are counted "
-        f"from 1, below the names of the columns. {model}"
+        f"{len(test):,} rows of {name} that the model was not trained on{unlabelled}. Rows are counted from 1, below "
+        f"the names of the columns. {model}"
     )
-    about += " Verdicts of rows that were not traced are estimated here; the CSV file has them exactly." * many
     notes = [f"Note: {note}." for note in prepared.notes]
     if len(notes) > NOTES:
         notes[NOTES:] = [f"{len(notes) - NOTES} more notes on the file are in the output of the command."]
-    train = prepared.table.take(split.train)
-    report_rows(path, fitted, test, [about, *notes], train, traced=TRACED if many else len(test))
+    traced = TRACED if len(test) > ALL_TRACED else len(test)
+    report_rows(path, fitted, test, [about, *notes], prepared.table.take(split.train), traced)
 
 
 def report_rows(
@@ -215,34 +177,28 @@ def report_rows(
     traced: int = TRACED,
 ) -> None:
     """Write the report on the rows of a table; with targets where some of them have one."""
-    model, inputs = fitted.model, fitted.model.encode(table)
-    values, target = model.targets(table), model.target
-    trained = fitted.usual if train is None else model.shown(train)
+    model, inputs, values = fitted.model, fitted.model.encode(table), fitted.model.targets(table)
     word = "row" if train is not None else "training row"
     fitted.tracer.report(
         path,
         (inputs, torch.from_numpy(values)) if numpy.isfinite(values).any() else inputs,
-        table=(model.shown(table), trained),
+        table=(model.shown(table), fitted.usual if train is None else model.shown(train)),
         ids=([f"row {row}" for row in table.rows], [f"{word} {row}" for row in fitted.rows]),
-        title=f"{target.name}: how uncertain are predictions, and why?",
-        names=list(target.classes) or [target.name],
+        title=f"{model.target.name}: how uncertain are predictions, and why?",
+        names=list(model.target.classes) or [model.target.name],
         about=about,
         traced=traced,
         intervals=fitted.intervals,
+        examples=fitted.training_examples(table, inputs),
     )
 
 
 def _data_summary(prepared: Prepared) -> dict[str, Any]:
     """What is known before the training."""
-    model, split, table = prepared.model, prepared.split, prepared.table
+    model, table = prepared.model, prepared.table
+    parts = {name: len(getattr(prepared.split, name)) for name in ("train", "test", "unlabelled")}
     return {
-        "rows": {
-            "file": table.total,
-            "used": len(table),
-            "train": len(split.train),
-            "test": len(split.test),
-            "unlabelled": len(split.unlabelled),
-        },
+        "rows": {"file": table.total, "used": len(table), **parts},
         "target": {"name": model.target.name, "task": model.target.task, "classes": model.target.classes},
         "columns": [{"name": one.name, "kind": one.kind, "words": one.description} for one in model.columns],
         "left_out": [{"name": one.name, "reason": one.reason} for one in model.excluded],
@@ -256,12 +212,14 @@ def _fit_summary(
     """What is known after it."""
     model, split, tracer = fitted.model, prepared.split, fitted.tracer
     verdicts, wrong = predictions.frame["verdict"], labels.wrong()
+    parts = {"held_out": split.test, "unlabelled": split.unlabelled, "all": slice(None)}
+    trust = next(one for one in tracer.diagnostics if one.name == "trust")
     sizes = {"inputs": len(model.inputs), "width": model.width, "weights": model.weights}
+    score = "RMSE" if model.target.task == "regression" else "log loss"
     return {
         "model": {
             "kind": model.learner,
-            "validation": {"score": "RMSE" if model.target.task == "regression" else "log loss"}
-            | (fitted.validation or {}),
+            "validation": {"score": score, **(fitted.validation or {})},
             "validation_rows": sum(map(len, split.validation)),
             **(sizes if model.learner == "network" else {}),
             **(fitted.settings or {}),
@@ -272,16 +230,10 @@ def _fit_summary(
             "degrees_of_freedom": tracer.degrees_of_freedom,
             "newton_change": float(tracer.diagnostics["Newton change"]),
             "recentered": tracer.loo.recenter,
-            "trust": next(
-                {"level": one.value, "words": one.words} for one in tracer.diagnostics if one.name == "trust"
-            ),
+            "trust": {"level": trust.value, "words": trust.words},
         },
         "scores": {one.name: {"value": one.value, "words": one.words} for one in predictions.scores(split.test)},
-        "verdicts": {
-            "held_out": count_verdicts(verdicts.iloc[split.test]),
-            "unlabelled": count_verdicts(verdicts.iloc[split.unlabelled]),
-            "all": count_verdicts(verdicts),
-        },
+        "verdicts": {name: count_verdicts(verdicts.iloc[rows]) for name, rows in parts.items()},
         "suspects": [_suspect(predictions, labels, int(at)) for at in labels.doubtful[:SUSPECTS]],
         "wrong_labels": None if wrong is None else {**vars(wrong), "words": str(wrong)},
     }
@@ -296,20 +248,13 @@ def count_verdicts(verdicts: Any) -> dict[str, int]:
 def _suspect(predictions: RowPredictions, labels: RowLabels, at: int) -> dict[str, Any]:
     """A row whose label is doubtful, and what the other rows say."""
     target, sure = labels.target, float(labels.sure[at])
+    row = {"row": int(predictions.table.rows[at]), "suspicion": float(labels.suspicion[at])}
     if target.classes:
-        suggested = str(labels.suggested_cells()[at])
-        others = f"{suggested} ({percent(sure)})"
-    else:
-        suggested = figure(labels.suggested[at])
-        others = f"{number(labels.suggested[at])} ± {number(sure, 2)}"
-    return {
-        "row": int(predictions.table.rows[at]),
-        "label": str(predictions.table.columns[target.name][at]) if target.classes else figure(labels.labels[at]),
-        "suggested": suggested,
-        "suggested_probability" if target.classes else "suggested_std": sure,
-        "others": others,
-        "suspicion": float(labels.suspicion[at]),
-    }
+        label, suggested = str(predictions.table.columns[target.name][at]), str(labels.suggested_cells()[at])
+        said = {"label": label, "suggested": suggested, "suggested_probability": sure}
+        return {**row, **said, "others": f"{suggested} ({percent(sure)})"}
+    said = {"label": figure(labels.labels[at]), "suggested": figure(labels.suggested[at]), "suggested_std": sure}
+    return {**row, **said, "others": f"{number(labels.suggested[at])} ± {number(sure, 2)}"}
 
 
 def _print_data(output: Output, content: dict[str, Any]) -> None:
@@ -335,13 +280,13 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
         output.fact(head, words)
     exact = "exact algebra" if fit["structure"] == "exact" else f"structure {fit['structure']}, an approximation"
     change = percent(fit["newton_change"])
-    optimum = (
-        "the trees are kept, and their leaf values are what may vary"
-        if content["model"]["kind"] == "trees"
-        else f"the network stopped short of its optimum (by {change} of its errors), and the fit took the last step"
-        if fit["recentered"]
-        else f"the network is near its optimum (a last step would change its errors by {change})"
-    )
+    optimum = f"the network is near its optimum (a last step would change its errors by {change})"
+    if content["model"]["kind"] == "trees":
+        optimum = "the trees are kept, and their leaf values are what may vary"
+    elif fit["recentered"]:
+        optimum = (
+            f"the network stopped short of its optimum (by {change} of its errors), and the fit took the last step"
+        )
     output.fact("Fit", f"{exact} on {rows['train']:,} rows; {optimum}")
     output.fact("Trust", f"{fit['trust']['level']}: {fit['trust']['words']}")
     output.head(f"On {rows['test']:,} held-out rows, never trained on")
@@ -412,18 +357,10 @@ def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:
 
 
 def _export_path(given: str, stem: str) -> Path:
-    """Where to write: a file whose ending says the format, or a format, with a name after the data's.
-
-    Examples:
-        >>> str(_export_path("label-studio", "bank")), str(_export_path("todo.csv", "bank"))
-        ('bank-tasks.json', 'todo.csv')
-    """
+    """Where to write: a file whose ending says the format, or a format, with a name after the data's."""
     path = Path(f"{stem}-tasks{FORMATS[given]}") if given in FORMATS else Path(given)
     if path.suffix.lower() not in FORMATS.values():
-        stop(
-            f"expected --export label-studio, --export csv, or a file that ends in .json (for Label Studio) or .csv, "
-            f"got {given}."
-        )
+        stop(f"expected --export label-studio, --export csv, or a file that ends in .json or .csv, got {given}.")
     return path
 
 
@@ -444,6 +381,6 @@ def _print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:
     output.say(f"  Labels that the other rows contradict: {doubtful['before']:,} before, {doubtful['after']:,} after")
     output.say(f"  Predictions that changed: {changes['predictions_changed']:,}")
     if changes["moved"]:
-        cells = [[one["row"], one["before"], one["after"]] for one in changes["moved"]]
+        cells = [[one[name] for name in ("row", "before", "after")] for one in changes["moved"]]
         shown = [[figure(cell) if isinstance(cell, float) else str(cell) for cell in row] for row in cells]
         output.rows(shown, ["row", "before", "after"], right=(0,))

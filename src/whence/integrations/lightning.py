@@ -55,14 +55,9 @@ class WhenceCallback(Callback):
         network: Callable[[LightningModule], nn.Module] | None = None,
         **options: Any,
     ) -> None:
-        """Remember how to fit."""
         super().__init__()
-        self.likelihood = likelihood
-        self.structure = structure
-        self.ridge = ridge
-        self.loader = loader
-        self.network = network
-        self.options = options
+        self.likelihood, self.structure, self.ridge = likelihood, structure, ridge
+        self.loader, self.network, self.options = loader, network, options
         self.tracer: Tracer | None = None
         self.logged: dict[str, float] = {}
 

@@ -16,8 +16,7 @@ from whence.likelihoods import Likelihood
 from whence.runtime.execution import by_one_process
 from whence.tracer import Tracer
 
-EPSILON = 1e-7
-"""What skorch adds to probabilities before it takes their logarithm, in single precision."""
+EPSILON = 1e-7  # what skorch adds to probabilities before it takes their logarithm, in single precision
 
 
 class LogProbabilities(nn.Module):

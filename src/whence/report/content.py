@@ -128,6 +128,7 @@ class Report:
         level: float = 0.95,
         traced: int = 500,
         intervals: Intervals | None = None,
+        examples: Any = None,
     ) -> None:
         """Compute everything."""
         check_level(level)
@@ -152,7 +153,7 @@ class Report:
         self.test_ids = _as_ids(test_ids, sizes[0], "prediction")
         self.train_ids = _as_ids(train_ids, sizes[1], "training example")
         view = InputView.of(*views, first_batch)
-        self.traced = trace(fitted, test_data, self.predictions.uncertainty, float(level), traced)
+        self.traced = trace(fitted, test_data, self.predictions.uncertainty, float(level), traced, examples)
         with using_model(fitted):
             self.trust = trust if isinstance(trust, Trust) else trust_of_fit(fitted)
         self.checks = list(checks(fitted, self.traced, self.trust, trust))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,9 +80,11 @@ def choose(uncertainty: Uncertainty, count: int) -> Tensor:
     return chosen
 
 
-def trace(fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: float, count: int) -> Traced:
+def trace(
+    fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: float, count: int, examples: Any = None
+) -> Traced:
     """Trace at most `count` predictions, and give a verdict on all of them."""
-    explanation = combine([fitted.explain(source.batches, level, EXAMPLES)], lambda values: values[0].cpu())
+    explanation = combine([fitted.explain(source.batches, level, EXAMPLES, examples)], lambda values: values[0].cpu())
     check_same(uncertainty.ho.sum(1).cpu(), explanation.ho)
     chosen = choose(uncertainty, count)
     inputs = source.select(chosen.tolist())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -17,57 +17,36 @@ from whence.tabular.network import CHOOSING, Trained, mean_loss
 from whence.tabular.target import Target
 from whence.trees import TreeEnsemble
 
-if TYPE_CHECKING:
-    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-
 LEARNING_RATE = 0.1
-MOST_TREES, STEP = 400, 50
-"""For each output; so many are grown before the validation rows are asked whether more would help."""
-
+MOST_TREES, STEP = 400, 50  # of each output, and how many are grown before validation rows are asked for more
+# Tried in this order; what is not named is scikit-learn's own choice.
 SETTINGS: tuple[dict[str, int], ...] = ({"max_leaf_nodes": 8}, {"max_leaf_nodes": 31})
-"""Tried in this order; what is not named is scikit-learn's own choice."""
-
-AS_GOOD = 1.005
-"""Of validation losses within this factor the first setting and the fewest trees are taken: they are traced sooner."""
-
+AS_GOOD = (
+    1.005  # of validation losses within this factor the first setting and the fewest trees: they are traced sooner
+)
 NODES_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
 class Trees:
-    """Trees as plain arrays over all their nodes, which can be saved and need no scikit-learn.
+    """Trees as plain arrays over all their nodes, which can be saved and need no scikit-learn."""
 
-    Attributes:
-        feature: (nodes,) column that a node looks at.
-        threshold: (nodes,) numbers up to this go left.
-        subset: (nodes,) row of `subsets` for a node that looks at a category; -1 for one that looks at a number.
-        subsets: (subsets, categories) which categories go left.
-        missing_left: (nodes,) whether missing values go left.
-        left: (nodes,) the node that comes next; a leaf comes after itself.
-        right: (nodes,) the same for what goes right.
-        values: (nodes,) what a leaf adds.
-        roots: (trees,) first node of each tree.
-        outputs: (trees,) the output that each tree adds to.
-        base: (k,) outputs without trees.
-    """
-
-    feature: NDArray[numpy.int64]
-    threshold: NDArray[numpy.float64]
-    subset: NDArray[numpy.int64]
-    subsets: NDArray[numpy.bool_]
-    missing_left: NDArray[numpy.bool_]
-    left: NDArray[numpy.int64]
-    right: NDArray[numpy.int64]
-    values: NDArray[numpy.float64]
-    roots: NDArray[numpy.int64]
-    outputs: NDArray[numpy.int64]
-    base: NDArray[numpy.float64]
+    feature: NDArray[numpy.int64]  # (nodes,) column that a node looks at
+    threshold: NDArray[numpy.float64]  # (nodes,) numbers up to this go left
+    subset: NDArray[numpy.int64]  # (nodes,) row of `subsets` for a node that looks at a category, -1 for other nodes
+    subsets: NDArray[numpy.bool_]  # (subsets, categories) which categories go left
+    missing_left: NDArray[numpy.bool_]  # (nodes,) whether missing values go left
+    left: NDArray[numpy.int64]  # (nodes,) the node that comes next; a leaf comes after itself
+    right: NDArray[numpy.int64]  # (nodes,) the same for what goes right
+    values: NDArray[numpy.float64]  # (nodes,) what a leaf adds
+    roots: NDArray[numpy.int64]  # (trees,) first node of each tree
+    outputs: NDArray[numpy.int64]  # (trees,) the output that each tree adds to
+    base: NDArray[numpy.float64]  # (k,) outputs without trees
 
     @property
     def is_leaf(self) -> NDArray[numpy.bool_]:
         """(nodes,) which nodes are leaves."""
-        found: NDArray[numpy.bool_] = self.left == numpy.arange(len(self.left))
-        return found
+        return numpy.equal(self.left, numpy.arange(len(self.left)))
 
     def leaves(self, x: Any) -> NDArray[numpy.int64]:
         """(n, trees) the leaf that each tree sends a row of (n, columns) to, counted over all trees together."""
@@ -147,32 +126,32 @@ def grow(
     def grown(rows: Any, trees: int, setting: dict[str, int]) -> Any:
         return _model(target, mask, trees, setting).fit(x[rows], values[rows])
 
+    def last_outputs(model: Any, rows: Any) -> Tensor:
+        *_, outputs = _staged(model, x[rows], target)
+        return outputs  # type: ignore[no-any-return]  # of a model without annotations
+
     usable = [fold.numpy() for fold in folds if len(numpy.unique(values[~fold.numpy()])) >= len(target.classes)]
     if not usable:
         raise InputError("expected rows of every class beside the validation rows, got none. Pass --model network.")
     best, chosen, last = math.inf, SETTINGS[0], 1
     for setting in progress.track(SETTINGS, "settings of trees tried:", len(SETTINGS)):
-        models = [_model(target, mask, STEP, setting) for _ in usable[:CHOOSING]]
+        models = [(_model(target, mask, STEP, setting), fold) for fold in usable[:CHOOSING]]
         loss = numpy.full(1, math.inf)
         while loss.argmin() > len(loss) - STEP // 2 - 1 and len(loss) < MOST_TREES:
-            for model, fold in zip(models, usable, strict=False):
+            stages = []
+            for model, fold in models:
                 model.set_params(max_iter=min(len(loss) // STEP * STEP + STEP, MOST_TREES)).fit(x[~fold], values[~fold])
-            stages = [
-                [float(mean_loss(target, outputs, known[fold])) for outputs in _staged(model, x[fold], target)]
-                for model, fold in zip(models, usable, strict=False)
-            ]
+                staged = _staged(model, x[fold], target)
+                stages.append([float(mean_loss(target, outputs, known[fold])) for outputs in staged])
             loss = numpy.mean(stages, axis=0)
-        # of about as good numbers of trees the smallest
-        enough = int((loss <= AS_GOOD * loss.min()).argmax())
         if loss.min() < best / AS_GOOD:
+            enough = int((loss <= AS_GOOD * loss.min()).argmax())  # of about as good numbers of trees the smallest
             best, chosen, last = float(loss.min()), setting, enough + 1
     held_out = torch.full((len(x), target.outputs), math.nan, dtype=torch.float64, device="cpu")
     for fold in usable:
-        *_, outputs = _staged(grown(~fold, last, chosen), x[fold], target)
-        held_out[torch.from_numpy(fold)] = outputs
+        held_out[torch.from_numpy(fold)] = last_outputs(grown(~fold, last, chosen), fold)
     model = grown(slice(None), last, chosen)
-    trees = read_trees(model, x.shape[1])
-    *_, outputs = _staged(model, x, target)
+    trees, outputs = read_trees(model, x.shape[1]), last_outputs(model, slice(None))
     gap = float(numpy.abs(trees.ensemble(target).raw(x) - outputs.numpy()).max())
     if gap > 1e-6 * max(1.0, float(outputs.abs().max())):
         raise RuntimeError(f"expected trees that predict as scikit-learn does, got predictions that differ by {gap:g}.")
@@ -180,22 +159,13 @@ def grow(
     return Trained(trees, held_out, settings)
 
 
-def _model(
-    target: Target, mask: Any, trees: int, setting: dict[str, int]
-) -> HistGradientBoostingRegressor | HistGradientBoostingClassifier:
+def _model(target: Target, mask: Any, trees: int, setting: dict[str, int]) -> Any:
     # an extra: only tables need it
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     kind = HistGradientBoostingRegressor if target.task == "regression" else HistGradientBoostingClassifier
-    return kind(
-        max_iter=trees,
-        learning_rate=LEARNING_RATE,
-        early_stopping=False,
-        categorical_features=mask if mask.any() else None,
-        random_state=0,
-        warm_start=True,
-        **setting,
-    )
+    options = {"learning_rate": LEARNING_RATE, "early_stopping": False, "random_state": 0, "warm_start": True}
+    return kind(max_iter=trees, categorical_features=mask if mask.any() else None, **options, **setting)
 
 
 def _staged(model: Any, x: Any, target: Target) -> Any:

@@ -9,30 +9,24 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
 
 from whence.display import listing
 
+# Spellings of "no value", lower case.
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "nil", "?", "-", "--", "."})
-"""Spellings of "no value", lower case."""
-
 MISSING_CATEGORY = "(missing)"
-
-STYLES = ("plain", "thousands", "decimal comma")
-"""Spellings of numbers: 1234.5, 1,234.5 and 1.234,5."""
-
+STYLES = ("plain", "thousands", "decimal comma")  # spellings of numbers: 1234.5, 1,234.5 and 1.234,5
 DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y")
+# Tried in this order; of two that read a column equally well the first is taken.
 DATE_FORMATS = tuple(f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f") for day in DAYS)
-"""Tried in this order; of two that read a column equally well the first is taken."""
-
-MOSTLY = 0.9
-"""Share of the cells with a value that must read as a number, or a date, for the column to be one."""
-
+MOSTLY = 0.9  # share of the cells with a value that must read as a number, or a date, for the column to be one
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d*")
+_SPACED = re.compile(r"-?[1-9]\d{0,2}([ \u00a0\u2009\u202f]\d{3})+(?!\d)")  # thousands apart by spaces, thin ones too
 _WITH_UNIT = re.compile(r"([+-]?[\d.,]*\d[.,]?)\s*((?:[^\W\d_]|°)\S*(?: [^\W\d_]\S*){0,2})")
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 
@@ -82,8 +76,8 @@ def parse_numbers(texts: Any, style: str, unit: str = "") -> Any:
     Examples:
         >>> parse_numbers(["1,234.5", "$7", "12%", "x"], "thousands").tolist()
         [1234.5, 7.0, 12.0, nan]
-        >>> parse_numbers(["1.234,5", "3,5"], "decimal comma").tolist()
-        [1234.5, 3.5]
+        >>> parse_numbers(["1.234,5", "3,5", "1 234,50"], "decimal comma").tolist()
+        [1234.5, 3.5, 1234.5]
         >>> parse_numbers(["1 year", "2 years", "3", "4 days"], "plain", unit="year").tolist()
         [1.0, 2.0, 3.0, nan]
     """
@@ -91,19 +85,23 @@ def parse_numbers(texts: Any, style: str, unit: str = "") -> Any:
 
 
 def _parse_number(text: str, style: str, unit: str) -> float:
-    bare = text.strip().lstrip("$€£").rstrip("$€£%").strip()
+    bare = _without_spaces(text.strip().lstrip("$€£").rstrip("$€£%").strip())
     if unit and (split := _WITH_UNIT.fullmatch(bare)) and _singular(split[2]) == unit:
         bare = split[1]
     if style == "thousands" and _THOUSANDS.fullmatch(bare):
         bare = bare.replace(",", "")
     elif style == "decimal comma" and _DECIMAL_COMMA.fullmatch(bare):
         bare = bare.replace(".", "").replace(",", ".")
-    if "_" in bare:  # Python reads 1_000 as a number; people do not write it
-        return float("nan")
     try:
-        return float(bare)
+        return math.nan if "_" in bare else float(bare)  # Python reads 1_000 as a number; people do not write it
     except ValueError:
-        return float("nan")
+        return math.nan
+
+
+def _without_spaces(text: str) -> str:
+    """A number without the spaces between its thousands."""
+    spaced = None if text.isalnum() else _SPACED.match(text)
+    return "".join(spaced[0].split()) + text[spaced.end() :] if spaced else text
 
 
 def units(texts: Any) -> Counter[str]:
@@ -113,7 +111,7 @@ def units(texts: Any) -> Counter[str]:
         >>> units(["80 kg", "1.5kg", "3 years", "7"])
         Counter({'kg': 2, 'year': 1})
     """
-    found = (_WITH_UNIT.fullmatch(text.strip()) for text in texts)
+    found = (_WITH_UNIT.fullmatch(_without_spaces(text.strip())) for text in texts)
     return Counter(_singular(one[2]) for one in found if one)
 
 
@@ -128,21 +126,20 @@ def guess_spelling(texts: Any) -> tuple[str, str, Any]:
         >>> guess_spelling(["1,5", "2,75"])[0], guess_spelling(["120 mmHg", "95 mmHg"])[1]
         ('decimal comma', 'mmHg')
     """
-    style, values = _guess_style(texts, "")
-    for unit, cells in units(texts).most_common(1) if numpy.isfinite(values).mean() < MOSTLY else ():
-        with_unit = _guess_style(texts, unit)
-        if cells >= 0.5 * len(texts) and numpy.isfinite(with_unit[1]).mean() >= MOSTLY:
-            return with_unit[0], unit, with_unit[1]
-    return style, "", values
+    plain = _guess_style(texts, "")
+    for unit, cells in units(texts).most_common(1) if numpy.isfinite(plain[2]).mean() < MOSTLY else ():
+        found = _guess_style(texts, unit)
+        if cells >= 0.5 * len(texts) and numpy.isfinite(found[2]).mean() >= MOSTLY:
+            return found
+    return plain
 
 
-def _guess_style(texts: Any, unit: str) -> tuple[str, Any]:
-    best = STYLES[0], parse_numbers(texts, STYLES[0], unit)
-    if numpy.isnan(best[1]).any():
-        for style in STYLES[1:]:
-            values = parse_numbers(texts, style, unit)
-            if numpy.isnan(values).sum() < numpy.isnan(best[1]).sum():
-                best = style, values
+def _guess_style(texts: Any, unit: str) -> tuple[str, str, Any]:
+    best = STYLES[0], unit, parse_numbers(texts, STYLES[0], unit)
+    for style in STYLES[1:] if numpy.isnan(best[2]).any() else ():
+        values = parse_numbers(texts, style, unit)
+        if numpy.isnan(values).sum() < numpy.isnan(best[2]).sum():
+            best = style, unit, values
     return best
 
 
@@ -170,41 +167,27 @@ def guess_date_format(texts: Any) -> str | None:
         '%d/%m/%Y'
     """
 
-    def share_read(format_: str, cells: Any) -> float:
-        return float(numpy.isfinite(parse_dates(cells, format_)).mean()) if len(cells) else 0.0
+    def read(formats: Iterable[str], cells: Any) -> dict[str, float]:
+        shares = {one: float(numpy.isfinite(parse_dates(cells, one)).mean()) for one in formats}
+        return {one: share for one, share in shares.items() if share >= MOSTLY}
 
-    likely = [format_ for format_ in DATE_FORMATS if share_read(format_, texts[:200]) >= MOSTLY]
-    shares = {format_: share_read(format_, texts) for format_ in likely}
-    best = max(shares, key=lambda format_: shares[format_], default=None)  # the first of equals
-    return best if best is not None and shares[best] >= MOSTLY else None
+    shares = read(read(DATE_FORMATS, texts[:200]), texts)
+    return max(shares, key=lambda one: shares[one], default=None)  # the first of equals
 
 
-MAX_CATEGORIES = 24
-"""Categories that get an input of their own; the others share one."""
-
-MAX_UNITS = 5
-"""Endings of numbers that may be units."""
-
-MIN_CATEGORY_ROWS = 3
-"""Rows that a category needs for an input of its own, in tables of 100 rows or more."""
-
-HEAVY_TAIL = 8.0
-"""Robust standard deviations from the median beyond which a column counts as heavy-tailed and is compressed."""
-
-MAX_DISTANCE = 1e9
-"""Robust standard deviations from the median at which values are clipped."""
-
-MOSTLY_MISSING = 0.98
-"""Columns with a larger share of missing values are excluded."""
-
+MAX_CATEGORIES = 24  # categories that get an input of their own; the others share one
+MAX_UNITS = 5  # endings of numbers that may be units
+MIN_CATEGORY_ROWS = 3  # rows that a category needs for an input of its own, in tables of 100 rows or more
+HEAVY_TAIL = 8.0  # robust standard deviations from the median; a column with values beyond is compressed
+MAX_DISTANCE = 1e9  # robust standard deviations from the median at which values are clipped
+MOSTLY_MISSING = 0.98  # columns with a larger share of missing values are excluded
 OTHER = "(other)"
 YEAR, WEEK, DAY = 365.2425, 7.0, 1.0
 IDENTIFIER = re.compile(r"(?i:(^|[_\s-])(id|uuid|guid|key|index|rowid|rownum|identifier)$)|[a-z](Id|ID|Key)$")
-SUBJECT = re.compile(
+SUBJECT = re.compile(  # what several rows may be about
     r"(?i:^(patient|subject|participant|respondent|person|customer|client|user|household|student|pupil|member|animal|"
     r"account|device|machine|sensor)([_\s-]?(id|no|nr|num|number|code))?$)"
 )
-"""Names of what several rows may be about."""
 
 
 @dataclass(frozen=True)
@@ -256,25 +239,22 @@ class _Measured:
     name: str
     scale: Scale
     missing_input: bool
+    cycles: tuple[float, ...] = field(default=(), kw_only=True)  # days within which the position of a date matters
 
     def parse(self, cells: Any) -> Any:
         """(m,) values, NaN where a cell holds none."""
         raise NotImplementedError
 
-    def periods(self) -> tuple[float, ...]:
-        """Within which the position matters; those of dates."""
-        return ()
-
     @property
     def inputs(self) -> list[str]:
         """Names of the inputs."""
-        waves = [f"{self.name} {wave} {period:g} days" for period in self.periods() for wave in ("sin", "cos")]
+        waves = [f"{self.name} {wave} {period:g} days" for period in self.cycles for wave in ("sin", "cos")]
         return [self.name, *waves, *([f"{self.name} {MISSING_CATEGORY}"] if self.missing_input else [])]
 
     def encode(self, cells: Any) -> Any:
         """(m, inputs): scaled values, with zero (the mean) for missing ones, and an input that marks these."""
         values = self.parse(cells)
-        angles = [2 * math.pi * values / period for period in self.periods()]
+        angles = [2 * math.pi * values / period for period in self.cycles]
         inputs = [self.scale.apply(values), *(wave(angle) for angle in angles for wave in (numpy.sin, numpy.cos))]
         known = numpy.isfinite(values)
         marks = [(~known).astype(float)] if self.missing_input else []
@@ -284,7 +264,7 @@ class _Measured:
         """(m, 1 + periods) for trees, which need no scale: values, and those within each period; missing ones NaN."""
         values = self.parse(cells)
         values = numpy.where(numpy.isfinite(values), values, numpy.nan)
-        return numpy.stack([values, *(values % period for period in self.periods())], axis=1)
+        return numpy.stack([values, *(values % period for period in self.cycles)], axis=1)
 
     def unrecognized(self, cells: Any) -> Any:
         """Which cells hold text that cannot be read as a value."""
@@ -302,12 +282,8 @@ class Number(_Measured):
     @property
     def description(self) -> str:
         """What the column holds, in words."""
-        return (
-            "number"
-            + f" ({self.unit})" * bool(self.unit)
-            + ", heavy-tailed" * self.scale.compressed
-            + ", with gaps" * self.missing_input
-        )
+        unit = f" ({self.unit})" if self.unit else ""
+        return f"number{unit}" + ", heavy-tailed" * self.scale.compressed + ", with gaps" * self.missing_input
 
     def parse(self, cells: Any) -> Any:
         """(m,) numbers."""
@@ -329,7 +305,6 @@ class Date(_Measured):
     """A column of dates: time itself, and the position in the year, the week and the day where these vary."""
 
     format: str
-    cycles: tuple[float, ...]
     kind: str = "date"
 
     @property
@@ -340,10 +315,6 @@ class Date(_Measured):
     def parse(self, cells: Any) -> Any:
         """(m,) days since 1970."""
         return parse_dates(cells, self.format)
-
-    def periods(self) -> tuple[float, ...]:
-        """In days."""
-        return self.cycles
 
     def display(self, cells: Any) -> Any:
         """Dates, which have an order; text where some cells cannot be read."""
@@ -427,53 +398,36 @@ def detect_column(name: str, cells: Any, notes: list[str], rows: Any = None) -> 
     """
     missing = is_missing(cells)
     filled = cells[~missing]
-    counts = Counter(cell.strip() for cell in filled)
+    different = {cell.strip() for cell in filled}
     if not len(filled):
         return ExcludedColumn(name, "no value in any row")
     if missing.mean() > MOSTLY_MISSING:
         return ExcludedColumn(name, f"no value in {missing.mean():.1%} of the rows")
-    if len(counts) == 1 and not missing.any():
-        return ExcludedColumn(name, f"the same value in all rows ({_short(next(iter(counts)))})")
-    spelling = guess_spelling(filled)
-    if numpy.isfinite(spelling[2]).mean() >= MOSTLY:
-        return _detect_number(
-            name, spelling, filled, bool(missing.any()), notes, None if rows is None else rows[~missing]
-        )
+    if len(different) == 1 and not missing.any():
+        return ExcludedColumn(name, f"the same value in all rows ({_short(different.pop())})")
+    style, unit, values = guess_spelling(filled)
+    readable = numpy.isfinite(values)
+    gaps = bool(missing.any() or not readable.all())
+    odd = f"(such as {_examples(filled[~readable])})"
+    if readable.mean() >= MOSTLY:
+        if readable.all() and _numbers_the_rows(name, values, None if rows is None else rows[~missing]):
+            return ExcludedColumn(name, "numbers the rows", identifier=True)
+        if not readable.all():
+            text = f"{name!r} holds text in {(~readable).sum()} of {len(filled)} cells {odd}"
+            notes.append(f"{text}; taken as missing numbers")
+        return Number(name, Scale.of(values[readable]), gaps, style, unit=unit)
     format_ = guess_date_format(filled)
     if format_ is not None:
         return _detect_date(name, format_, filled, bool(missing.any()), notes)
-    _note_numbers(name, filled, numpy.isfinite(spelling[2]), notes)
-    return _detect_category(name, cells, len(counts), len(filled), notes)
-
-
-def _detect_number(
-    name: str, spelling: tuple[str, str, Any], filled: Any, missing: bool, notes: list[str], rows: Any
-) -> Column | ExcludedColumn:
-    style, unit, values = spelling
-    readable = numpy.isfinite(values)
-    if readable.all() and _numbers_the_rows(name, values, rows):
-        return ExcludedColumn(name, "numbers the rows", identifier=True)
-    if not readable.all():
-        notes.append(
-            f"{name!r} holds text in {(~readable).sum()} of {len(filled)} cells (such as "
-            f"{_examples(filled[~readable])}); taken as missing numbers"
-        )
-    return Number(name, Scale.of(values[readable]), missing or not readable.all(), style, unit=unit)
-
-
-def _note_numbers(name: str, filled: Any, readable: Any, notes: list[str]) -> None:
-    """Note numbers in a column of text."""
     endings = units(filled)
     if readable.mean() >= 0.5:
-        notes.append(
-            f"{name!r} mixes numbers ({readable.mean():.0%}) and text (such as {_examples(filled[~readable])}); "
-            "taken as categories"
-        )
+        notes.append(f"{name!r} mixes numbers ({readable.mean():.0%}) and text {odd}; taken as categories")
     elif 1 < len(endings) <= MAX_UNITS and endings.total() >= MOSTLY * len(filled):
         notes.append(
             f"{name!r} holds numbers with different endings ({listing(list(map(repr, endings)), MAX_UNITS)}), taken "
             "as text; if these are units, convert the numbers to one of them"
         )
+    return _detect_category(name, cells, len(different), len(filled), notes)
 
 
 def _numbers_the_rows(name: str, values: Any, rows: Any) -> bool:
@@ -492,17 +446,12 @@ def _detect_date(name: str, format_: str, filled: Any, missing: bool, notes: lis
     if format_.startswith("%m/%d") and numpy.isfinite(parse_dates(filled, format_.replace("%m/%d", "%d/%m"))).all():
         notes.append(f"{name!r} could be month/day or day/month; month/day was taken")
     if not readable.all():
-        notes.append(
-            f"{name!r} holds {(~readable).sum()} cells that are no dates (such as {_examples(filled[~readable])})"
-        )
-    cycles = [
-        cycle
-        for cycle in (YEAR, WEEK)
-        if numpy.ptp(known) >= cycle and numpy.ptp(known % cycle) > 0.01 * cycle  # and varies within it
-    ]
-    if (known % 1 != 0).any():
-        cycles.append(DAY)
-    return Date(name, Scale.of(known), missing or not readable.all(), format_, tuple(cycles))
+        odd = _examples(filled[~readable])
+        notes.append(f"{name!r} holds {(~readable).sum()} cells that are no dates (such as {odd})")
+    # Cycles that the dates go through, and within which they vary.
+    cycles = [one for one in (YEAR, WEEK) if numpy.ptp(known) >= one and numpy.ptp(known % one) > 0.01 * one]
+    cycles += [DAY] * bool((known % 1 != 0).any())
+    return Date(name, Scale.of(known), missing or not readable.all(), format_, cycles=tuple(cycles))
 
 
 def _detect_category(name: str, cells: Any, different: int, filled: int, notes: list[str]) -> Column | ExcludedColumn:
@@ -533,12 +482,8 @@ def describe_styles(columns: Iterable[Column]) -> list[str]:
             found.setdefault(f"with a {column.style}{ending}", []).append(repr(column.name))
         if isinstance(column, Number) and column.unit:
             found.setdefault(f"as numbers, without the unit {column.unit!r}", []).append(repr(column.name))
-    return [
-        f"{names[0]} was read {how}"
-        if len(names) == 1
-        else f"{len(names)} columns were read {how}: {listing(names, 3)}"
-        for how, names in found.items()
-    ]
+    several = {how: f"{len(names)} columns were read {how}: {listing(names, 3)}" for how, names in found.items()}
+    return [f"{names[0]} was read {how}" if len(names) == 1 else several[how] for how, names in found.items()]
 
 
 def _examples(cells: Any) -> str:

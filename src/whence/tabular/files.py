@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 import torch
 
-from whence.errors import InputError, TooLargeError, did_you_mean
+from whence.errors import InputError, TooLargeError
 from whence.io.files import replacing
 from whence.runtime.execution import Progress
 from whence.runtime.memory import RESERVE, free_memory, readable
@@ -27,18 +29,12 @@ if TYPE_CHECKING:
     import pandas
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+ENDINGS = {".csv", ".tsv", ".txt", ".dat", ".parquet"}  # of files that may be meant where a name is misspelled
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-COMPRESSION = 8
-"""Text is about this many times larger than its compressed file."""
-
-EXPANSION = 12
-"""Bytes in memory for each byte of text: cells become Python strings."""
-
-SAMPLE = 256 * 1024
-"""Bytes from which the encoding and the delimiter are guessed."""
-
-CHUNK = 20_000
-"""Rows that are read at once."""
+COMPRESSION = 8  # text is about this many times larger than its compressed file
+EXPANSION = 12  # bytes in memory for each byte of text: cells become Python strings
+SAMPLE = 256 * 1024  # bytes from which the encoding and the delimiter are guessed
+CHUNK = 20_000  # rows that are read at once
 
 
 @dataclass(frozen=True)
@@ -91,16 +87,17 @@ def read_table(
     if path.is_dir():
         raise InputError(f"expected a CSV or parquet file, got the folder {path}.")
     if not path.is_file():
-        names = [other.name for other in path.parent.iterdir() if other.is_file()] if path.parent.is_dir() else []
-        similar = did_you_mean(path.name, names)
-        raise InputError(f"expected a CSV or parquet file, got {path}, which does not exist.{similar}")
+        there = path.parent.iterdir() if path.parent.is_dir() else ()
+        stems = {_stem(other): other.name for other in there if ENDINGS.intersection(other.suffixes)}
+        near = get_close_matches(_stem(path), stems, n=1, cutoff=0.8)
+        meant = f" Did you mean {stems[near[0]]!r}?" if near else ""
+        raise InputError(f"expected a CSV or parquet file, got {path}, which does not exist.{meant}")
     source = _open_parquet(path) if ".parquet" in path.suffixes else _open_csv(path, delimiter)
     free = RESERVE * free_memory(torch.device("cpu"))
     if not rows and source.size * EXPANSION > free:
         raise TooLargeError(
             f"expected all rows of {path.name} to fit in {readable(free)}, but {readable(source.size)} of text take "
-            f"about {readable(source.size * EXPANSION)}. Take a random sample instead, which is read in pieces: "
-            "--rows 50000"
+            f"about {readable(source.size * EXPANSION)}. Take a random sample, which is read in pieces: --rows 50000"
         )
     kept, total = _draw_rows(source, rows, seed, free, progress or Progress(enabled=False))
     if not total:
@@ -110,6 +107,10 @@ def read_table(
         notes.append(f"{len(kept):,} of {total:,} rows were drawn at random (--rows 0 takes all)")
     columns = {name: numpy.array([str(cell) for cell in kept[name]], dtype=object) for name in kept.columns}
     return TextTable(columns, kept.index.to_numpy() + 1, total, tuple(notes))
+
+
+def _stem(path: Path) -> str:
+    return path.name.split(".")[0].lower()
 
 
 def _draw_rows(source: _Source, rows: int, seed: int, free: float, progress: Progress) -> tuple[pandas.DataFrame, int]:
@@ -146,35 +147,32 @@ def _open_csv(path: Path, delimiter: str | None) -> _Source:
     opener = OPENERS.get(path.suffix.lower(), open)
     size = path.stat().st_size * (COMPRESSION if opener is not open else 1)
     notes: list[str] = []
-    sample = _read_sample(path, opener)
+    try:
+        with opener(path, "rb") as file:
+            sample: bytes = file.read(SAMPLE)
+    except (EOFError, OSError, lzma.LZMAError) as error:
+        raise InputError(f"expected a file that can be read, got {path}: {error}.") from error
+    if not sample.strip():
+        raise InputError(f"expected a first line with the names of the columns, got an empty file: {path}.")
     encoding, text = _decode(sample, path, notes)
     lines = [line for line in text.splitlines() if line.strip()]
     if len(sample) == SAMPLE:
         lines = lines[:-1] or lines  # the last may be cut off
     separator = _find_delimiter(lines, delimiter, path)
     names = _column_names(lines[0], separator, path, notes)
-    count = max(1, round(size * len(lines) / len(sample) / CHUNK))
-    return _Source(_csv_chunks(path, encoding, separator, names), count, size, notes)
+    chunks = max(1, round(size * len(lines) / len(sample) / CHUNK))
+    return _Source(_csv_chunks(path, encoding, separator, names), chunks, size, notes)
 
 
 def _csv_chunks(path: Path, encoding: str, separator: str, names: list[str]) -> Iterator[pandas.DataFrame]:
     import pandas  # an extra: only tables need it
 
+    options: dict[str, Any] = {"header": 0, "names": names, "index_col": False, "skipinitialspace": True}
+    options |= {"dtype": str, "na_filter": False, "chunksize": CHUNK}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)
-            yield from pandas.read_csv(
-                path,
-                encoding=encoding,
-                sep=separator,
-                header=0,
-                names=names,
-                index_col=False,
-                dtype=str,
-                na_filter=False,
-                skipinitialspace=True,
-                chunksize=CHUNK,
-            )
+            yield from pandas.read_csv(path, encoding=encoding, sep=separator, **options)
     except pandas.errors.EmptyDataError:
         return
     except (pandas.errors.ParserError, pandas.errors.ParserWarning) as error:
@@ -192,48 +190,39 @@ def _csv_chunks(path: Path, encoding: str, separator: str, names: list[str]) -> 
         raise InputError(f"expected a whole {path.suffix} file, got {path.name}: {error}.") from error
 
 
-REFUSED = {
-    b"PK\x03\x04": "CSV or parquet, got a workbook or an archive: {}. Save it as CSV.",
-    b"\xd0\xcf\x11\xe0": "CSV or parquet, got a workbook or an archive: {}. Save it as CSV.",
+WORKBOOK = "CSV or parquet, got a workbook or an archive: {}. Save it as CSV."
+REFUSED = {  # what files are that begin so
+    b"PK\x03\x04": WORKBOOK,
+    b"\xd0\xcf\x11\xe0": WORKBOOK,
     b"PAR1": "CSV, got a parquet file: {}. Give it a name that ends in .parquet.",
 }
-"""What files are that begin so."""
-
-
-def _read_sample(path: Path, opener: Any) -> bytes:
-    try:
-        with opener(path, "rb") as file:
-            sample: bytes = file.read(SAMPLE)
-    except (EOFError, OSError, lzma.LZMAError) as error:
-        raise InputError(f"expected a file that can be read, got {path}: {error}.") from error
-    if not sample.strip():
-        raise InputError(f"expected a first line with the names of the columns, got an empty file: {path}.")
-    if sample[:4] in REFUSED:
-        raise InputError(f"expected {REFUSED[sample[:4]].format(path)}")
-    return sample
+ENCODINGS = {"utf-8-sig": "UTF-8", "cp1252": "Windows-1252", "latin-1": "Latin-1"}  # the last reads anything
 
 
 def _decode(sample: bytes, path: Path, notes: list[str]) -> tuple[str, str]:
     """The encoding, and the sample as text."""
+    if sample[:4] in REFUSED:
+        raise InputError(f"expected {REFUSED[sample[:4]].format(path)}")
     if sample[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "utf-16", sample.decode("utf-16", errors="ignore")
     if b"\0" in sample:
         raise InputError(f"expected text, got a binary file: {path}. CSV and parquet can be read.")
     whole = sample.rfind(b"\n") + 1 if len(sample) == SAMPLE else 0  # so that no character is cut in two
-    for encoding, name in {"utf-8-sig": "UTF-8", "cp1252": "Windows-1252"}.items():
+    encoding = text = ""
+    for encoding in ENCODINGS:
         with suppress(UnicodeDecodeError):
             text = sample[: whole or None].decode(encoding)
-            notes += [f"the text is not UTF-8; it was read as {name}"] * (name != "UTF-8")
-            return encoding, text
-    notes.append("the text is not UTF-8; it was read as Latin-1")  # which reads anything
-    return "latin-1", sample.decode("latin-1")
+            break
+    if encoding != "utf-8-sig":
+        notes.append(f"the text is not UTF-8; it was read as {ENCODINGS[encoding]}")
+    return encoding, text
 
 
 def _find_delimiter(lines: list[str], given: str | None, path: Path) -> str:
     def cells(mark: str) -> int:
         """How many cells a delimiter gives in the first line, if the others mostly agree; else one."""
         counts = [len(row) for row in csv.reader(lines[:50], delimiter=mark)]
-        return counts[0] if sum(count == counts[0] for count in counts) >= 0.8 * len(counts) else 1
+        return counts[0] if counts.count(counts[0]) >= 0.8 * len(counts) else 1
 
     best = max(DELIMITERS, key=cells)
     if given is None:
@@ -259,12 +248,10 @@ def _column_names(line: str, separator: str, path: Path, notes: list[str]) -> li
         )
     names: list[str] = []
     for position, name in enumerate(given, 1):
-        unique = name = name or f"column {position}"
-        again = 2
-        while unique in names:
-            unique, again = f"{name} ({again})", again + 1
-        names.append(unique)
-    twice = [name for name, count in Counter(given).items() if count > 1 and name]
+        name = name or f"column {position}"
+        choices = chain([name], (f"{name} ({again})" for again in count(2)))
+        names.append(next(choice for choice in choices if choice not in names))
+    twice = [name for name, often in Counter(given).items() if often > 1 and name]
     if twice:
         notes.append(f"names that occur more than once got numbers: {', '.join(map(repr, twice[:5]))}")
     return names
@@ -275,10 +262,10 @@ def _open_parquet(path: Path) -> _Source:
     try:
         from pyarrow import ArrowException, parquet  # an extra: only parquet files need it
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "expected pyarrow for a parquet file. Install it: pip install 'whence[table]', or save the table as CSV.",
-            name="pyarrow",
-        ) from error
+        words = (
+            "expected pyarrow for a parquet file. Install it: pip install 'whence[table]', or save the table as CSV."
+        )
+        raise ModuleNotFoundError(words, name="pyarrow") from error
     try:
         file = parquet.ParquetFile(path)
     except (ArrowException, OSError) as error:
@@ -304,6 +291,4 @@ def _as_text(cell: Any) -> str:
         >>> _as_text(None), _as_text(True), _as_text(1.5), _as_text(3)
         ('', 'true', '1.5', '3')
     """
-    if cell is None:
-        return ""
-    return str(cell).lower() if isinstance(cell, bool) else str(cell)
+    return "" if cell is None else str(cell).lower() if isinstance(cell, bool) else str(cell)

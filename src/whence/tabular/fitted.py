@@ -58,15 +58,10 @@ DESCRIPTION, TRAINING, FIT = "table.json", "training.safetensors", "fit.whence"
 WEIGHTS = {"network": "network.safetensors", "trees": "trees.safetensors"}
 Learner = Literal["network", "trees"]
 
-LARGE_MEAN = 1e4
-"""Standard deviations of the target: with a larger mean, few of the digits that are shown say anything."""
-
+LARGE_MEAN = 1e4  # standard deviations of the target: with a larger mean, few of the digits that are shown say anything
 BATCH = 1024
-ONE_THREAD = 10_000
-"""Models of tables of up to so many rows are trained by one thread."""
-
-FAR_FROM_OPTIMUM = 0.1
-"""Newton change, the move of the training residuals that is left, above which the fit is recentered."""
+ONE_THREAD = 10_000  # models of tables of up to so many rows are trained by one thread
+FAR_FROM_OPTIMUM = 0.1  # Newton change, the move of the training residuals that is left, above which a fit recenters
 
 
 @dataclass(frozen=True)
@@ -99,8 +94,8 @@ class TableModel:
         if absent:
             raise InputError(
                 f"expected the columns that the model was trained with, got none named "
-                f"{listing(list(map(repr, absent)), 8)}. Columns there are: {', '.join(list(table.columns)[:20])}."
-                f"{did_you_mean(absent[0], table.columns)}"
+                f"{listing(list(map(repr, absent)), 8)}. Columns there are: {listing(list(table.columns), 20)}."
+                + did_you_mean(absent[0], table.columns)
             )
         if self.learner == "trees":
             ordered = sorted(self.columns, key=lambda column: column.kind != "category")
@@ -123,16 +118,14 @@ class TableModel:
 
     def clipped(self, table: TextTable) -> list[str]:
         """Extreme numbers that are clipped, in words."""
-        notes = []
-        for column in self.columns:
-            cells = table.columns[column.name]
-            far = column.clipped(cells) if isinstance(column, Number) else numpy.zeros(0, dtype=bool)
-            if far.any():
-                notes.append(
-                    f"{column.name!r} holds extreme values in {int(far.sum())} of {len(far)} rows, such as "
-                    f"{str(cells[far][0])!r}; taken for {MAX_DISTANCE:g} standard deviations from the median"
-                )
-        return notes
+        numbers = {one.name: one for one in self.columns if isinstance(one, Number)}
+        far = {name: table.columns[name][one.clipped(table.columns[name])] for name, one in numbers.items()}
+        return [
+            f"{name!r} holds extreme values in {len(cells)} of {len(table)} rows, such as {str(cells[0])!r}; taken for "
+            f"{MAX_DISTANCE:g} standard deviations from the median"
+            for name, cells in far.items()
+            if len(cells)
+        ]
 
     def shown(self, table: TextTable) -> dict[str, Any]:
         """The columns of a table as people see them."""
@@ -180,11 +173,6 @@ class Prepared:
     values: Any  # (m,) all targets, NaN where there is none
     notes: tuple[str, ...]  # what was guessed, excluded or repaired
 
-    @property
-    def folds(self) -> list[Tensor]:
-        """Masks (n,) of the training rows in each set of validation rows."""
-        return [torch.from_numpy(numpy.isin(self.split.train, rows)) for rows in self.split.validation]
-
 
 @dataclass(frozen=True)
 class FittedTable:
@@ -209,17 +197,23 @@ class FittedTable:
         """Encoded rows as the tracer takes them."""
         return inputs if self.model.learner == "trees" else list(inputs.split(BATCH))
 
-    def explain(self, table: TextTable, top: int = 5) -> Explanation:
-        """Verdicts on rows of a table. A row that was trained on does not count as support of its own class."""
-        inputs = self.model.encode(table)
+    def training_examples(self, table: TextTable, inputs: Tensor) -> Tensor | None:
+        """(m,) which training example each row is, by its number and its encoded cells, or -1; `None` for numbers.
+
+        A row that was trained on does not count as support of its own class.
+        """
         if not self.model.target.classes:
-            return self.tracer.explain(self.batches(inputs), top=top)
+            return None
         order = numpy.argsort(self.rows)
         places = order[numpy.searchsorted(self.rows, table.rows, sorter=order).clip(max=len(order) - 1)]
         known = self.inputs[torch.from_numpy(places)]
         same = ((known == inputs) | known.isnan() & inputs.isnan()).all(1).numpy() & (self.rows[places] == table.rows)
-        examples = torch.from_numpy(numpy.where(same, places, -1))
-        return self.tracer.explain(self.batches(inputs), top=top, examples=examples)
+        return torch.from_numpy(numpy.where(same, places, -1))
+
+    def explain(self, table: TextTable, top: int = 5) -> Explanation:
+        """Verdicts on rows of a table."""
+        inputs = self.model.encode(table)
+        return self.tracer.explain(self.batches(inputs), top=top, examples=self.training_examples(table, inputs))
 
     def row_batches(self, table: TextTable) -> Any:
         """The rows of a table as the tracer takes them."""
@@ -265,8 +259,7 @@ def prepare(
         detected = replace(detected, shift=mean, scale=std)
         if abs(mean) > LARGE_MEAN * std:
             notes.append(
-                f"{name!r} varies little ({std:.3g}) around its mean ({mean:.3g}); subtract the mean from the column "
-                "to see more digits of the predictions"
+                f"{name!r} varies little ({std:.3g}) around its mean ({mean:.3g}); subtract it to see more digits"
             )
     found = [
         ExcludedColumn(one, ignored[one])
@@ -301,12 +294,13 @@ def fit_table(
     `seed` is that of the network's first weights.
     """
     values, target = prepared.values[prepared.split.train], prepared.model.target
+    train = prepared.table.take(prepared.split.train)
     learners: list[Learner] = ["network", "trees"] if learner == "auto" else [learner]
     models = [replace(prepared.model, learner=one) for one in learners]
-    inputs = [model.encode(prepared.table.take(prepared.split.train)) for model in models]
-    trained = [
-        _train(model, x, values, prepared.folds, seed, progress) for model, x in zip(models, inputs, strict=True)
-    ]
+    inputs = [model.encode(train) for model in models]
+    pairs = zip(models, inputs, strict=True)
+    folds = [torch.from_numpy(numpy.isin(prepared.split.train, rows)) for rows in prepared.split.validation]
+    trained = [_train(model, x, values, folds, seed, progress) for model, x in pairs]
     known = torch.stack([torch.isfinite(one.held_out).all(1) for one in trained]).all(0)
     losses = [float(mean_loss(target, one.held_out[known], torch.from_numpy(values)[known])) for one in trained]
     at = losses.index(min(losses))
@@ -322,9 +316,9 @@ def fit_table(
         tracer=tracer,
         inputs=x,
         values=values,
-        rows=prepared.table.rows[prepared.split.train],
+        rows=train.rows,
         intervals=intervals,
-        usual=UsualValues.of(frame_of(model.shown(prepared.table.take(prepared.split.train)))),
+        usual=UsualValues.of(frame_of(model.shown(train))),
         settings=best.settings,
         validation=dict(zip(learners, losses, strict=True)),
     )
@@ -387,9 +381,8 @@ def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None
     """Write a fitted table to a folder, which is there whole or not at all; no pickles, nothing that is ever run.
 
     `table.json` holds columns, target and `about`, how the model was trained; `network.safetensors` the weights of a
-    network, `trees.safetensors` the nodes of trees;
-    `training.safetensors` the encoded training rows, which verdicts need, the sorted values of each column of numbers,
-    which say what is usual, and the calibration of intervals;
+    network, `trees.safetensors` the nodes of trees; `training.safetensors` the encoded training rows, which verdicts
+    need, the sorted values of each column of numbers, which say what is usual, and the calibration of intervals;
     `fit.whence` the fit itself.
     """
     with replacing_folder(folder, DESCRIPTION) as new:
@@ -478,13 +471,11 @@ def replacing_folder(folder: Path, mark: str) -> Iterator[Path]:
     part.mkdir()
     try:
         yield part
+        old = part.with_suffix(".old")
         if folder.exists():
-            old = part.with_suffix(".old")
             os.replace(folder, old)
-            os.replace(part, folder)
-            shutil.rmtree(old)
-        else:
-            os.replace(part, folder)
+        os.replace(part, folder)
+        shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from copy import deepcopy
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +22,8 @@ from whence.runtime.execution import Progress
 from whence.tabular.target import Target
 
 WIDTHS = tuple(range(32, 7, -4))
-MAX_WEIGHTS, MIN_WEIGHTS = 1500, 600
-"""Most weights of a network for up to twenty thousand rows, and for many more: the exact algebra takes seconds."""
-
-ROWS_TIMES_WEIGHTS = 3e7
-"""Kept constant in between."""
+MAX_WEIGHTS, MIN_WEIGHTS = 1500, 600  # for up to twenty thousand rows, and for many more: the algebra takes seconds
+ROWS_TIMES_WEIGHTS = 3e7  # kept constant in between
 
 
 class Units(nn.Module):
@@ -68,16 +66,10 @@ def choose_width(inputs: int, outputs: int, rows: int) -> int:
 
 def build_network(inputs: int, width: int, target: Target) -> nn.Sequential:
     """The network, with arbitrary weights."""
-    layers: list[nn.Module] = [
-        nn.Linear(inputs, width, device="cpu"),
-        nn.SiLU(),
-        nn.Linear(width, width, device="cpu"),
-        nn.SiLU(),
-        nn.Linear(width, target.outputs, device="cpu"),
-    ]
-    if target.task == "regression":
-        layers.append(Units(target.shift, target.scale))
-    return nn.Sequential(*layers)
+    sizes = (inputs, width, width, target.outputs)
+    first, second, last = (nn.Linear(*size, device="cpu") for size in pairwise(sizes))
+    units = [Units(target.shift, target.scale)] if target.task == "regression" else []
+    return nn.Sequential(first, nn.SiLU(), second, nn.SiLU(), last, *units)
 
 
 def initialize(network: nn.Module, generator: torch.Generator) -> None:
@@ -85,34 +77,18 @@ def initialize(network: nn.Module, generator: torch.Generator) -> None:
     for layer in network.modules():
         if isinstance(layer, nn.Linear):
             bound = 1.0 / math.sqrt(layer.in_features)
-            with torch.no_grad():
-                layer.weight.uniform_(-bound, bound, generator=generator)
-                layer.bias.uniform_(-bound, bound, generator=generator)
+            for parameter in (layer.weight, layer.bias):
+                nn.init.uniform_(parameter, -bound, bound, generator)
 
 
-WEIGHT_DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
-"""From strong to weak."""
-
-FIRST = 4
-"""Index of the weight decay that is tried first."""
-
-STEPS = 50
-"""Steps of L-BFGS in a round, after which convergence is checked."""
-
-CHOOSING = 3
-"""Folds of validation rows that choose the weight decay, at most."""
-
-ROUNDS = 4
-"""At most, for each weight decay; as many again for the one that is chosen."""
-
-LAST_ROUNDS = 30
-"""At most, on all training rows."""
-
-TRIAL_TOLERANCE, TOLERANCE = 1e-3, 5e-5
-"""Relative changes of the loss in a round at which a trial, and the last training, end."""
-
-AS_GOOD = 1.01
-"""Of validation losses within this factor the stronger decay is taken: its optimum is reached sooner."""
+WEIGHT_DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)  # from strong to weak
+FIRST = 4  # index of the weight decay that is tried first
+STEPS = 50  # steps of L-BFGS in a round, after which convergence is checked
+CHOOSING = 3  # folds of validation rows that choose the weight decay, at most
+ROUNDS = 4  # at most, for each weight decay; as many again for the one that is chosen
+LAST_ROUNDS = 30  # at most, on all training rows
+TRIAL_TOLERANCE, TOLERANCE = 1e-3, 5e-5  # relative changes of the loss in a round at which training ends
+AS_GOOD = 1.01  # of validation losses within this factor the stronger decay is taken: its optimum is reached sooner
 
 
 def mean_loss(target: Target, outputs: Tensor, values: Tensor) -> Tensor:
@@ -144,22 +120,25 @@ def train(
     losses: dict[float, float] = {}
     weights: dict[float, list[dict[str, Tensor]]] = {}
 
+    def minimize(start: dict[str, Tensor], fold: Tensor, decay: float, rounds: int) -> dict[str, Tensor]:
+        """The weights that a training without the fold ends at; they are those of the network now."""
+        network.load_state_dict(start)
+        _minimize(network, target, inputs[~fold], values[~fold], decay, rounds, TRIAL_TOLERANCE)
+        return deepcopy(network.state_dict())
+
     def trial(decay: float, first: list[dict[str, Tensor]]) -> float:
         """Train without each fold in turn, and return the mean validation loss."""
-        found, weights[decay] = [], []
+        total, weights[decay] = 0.0, []
         for fold, before in zip(choosing, first, strict=True):
-            network.load_state_dict(before)
-            _minimize(network, target, inputs[~fold], values[~fold], decay, ROUNDS, TRIAL_TOLERANCE)
+            weights[decay].append(minimize(before, fold, decay, ROUNDS))
             with torch.no_grad():
-                found.append(float(mean_loss(target, network(inputs[fold]), values[fold])))
-            weights[decay].append(deepcopy(network.state_dict()))
-        mean = sum(found) / len(found)
-        losses[decay] = mean if math.isfinite(mean) else math.inf  # NaN is worse than anything
+                total += float(mean_loss(target, network(inputs[fold]), values[fold]))
+        losses[decay] = total / len(choosing) if math.isfinite(total) else math.inf  # NaN is worse than anything
         return losses[decay]
 
-    first = [deepcopy(network.state_dict())] * len(choosing)
+    first = deepcopy(network.state_dict())
     for decay in progress.track(_decays_to_try(losses), "weight decays tried, at most:", len(WEIGHT_DECAYS)):
-        trial(decay, first)
+        trial(decay, [first] * len(choosing))
     chosen = max(decay for decay, loss in losses.items() if loss <= AS_GOOD * min(losses.values()))
     while True:
         loss = trial(chosen, weights[chosen])  # from where the first trial ended
@@ -170,9 +149,7 @@ def train(
     if losses[chosen] == math.inf:
         raise InputError("expected a training that converges, got losses that are not finite. Look for extreme values.")
     for fold in progress.track(folds[len(choosing) :], "training without some rows, part", len(folds) - len(choosing)):
-        network.load_state_dict(first[0])
-        _minimize(network, target, inputs[~fold], values[~fold], chosen, 2 * ROUNDS, TRIAL_TOLERANCE)
-        weights[chosen].append(deepcopy(network.state_dict()))
+        weights[chosen].append(minimize(first, fold, chosen, 2 * ROUNDS))
     held_out = torch.full((len(inputs), target.outputs), math.nan, dtype=torch.float64, device="cpu")
     for fold, without in zip(folds, weights[chosen], strict=True):
         network.load_state_dict(without)
@@ -215,22 +192,21 @@ def _minimize(
         tolerance_grad=1e-9,
         tolerance_change=0.0,
     )
-    best = math.inf
+    losses = [math.inf]  # of this round
 
     def closure() -> Tensor:
-        nonlocal best
         optimizer.zero_grad()
         penalty = torch.stack([weight.square().sum() for weight in network.parameters()]).sum()
         loss = mean_loss(target, network(inputs), values) + decay / 2 * penalty
         loss.backward()
-        best = min(best, float(loss.detach()))
+        losses.append(float(loss.detach()))
         return loss
 
     before = math.inf
-    shown = progress or Progress(enabled=False)
-    for _ in shown.track(range(rounds), "training, at most: round", rounds):
-        best = math.inf
+    for _ in (progress or Progress(enabled=False)).track(range(rounds), "training, at most: round", rounds):
+        losses[:] = [math.inf]
         optimizer.step(closure)
+        best = min(losses)
         if before - best <= tolerance * abs(best):
             return
         before = best

@@ -18,11 +18,8 @@ from whence.tabular.target import Target
 if TYPE_CHECKING:
     import pandas
 
-DOUBTFUL = 2.0
-"""Standard deviations from which on the other rows contradict a number."""
-
-EXPLAIN_WORK = 3e12
-"""Floating-point operations of all verdicts, about a minute on two cores; above, held-out rows come first."""
+DOUBTFUL = 2.0  # standard deviations from which on the other rows contradict a number
+EXPLAIN_WORK = 3e12  # floating-point operations of all verdicts, about a minute on two cores
 
 
 class Score(NamedTuple):
@@ -35,12 +32,9 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class RowPredictions:
-    """Predictions of the rows of a table.
+    """Predictions of the rows of a table; `docs/cli.md` says what the columns of the frame are.
 
-    The frame has one row each: `prediction`, with a 95 % interval of a new observation (`lower`, `upper`) and the
-    standard deviation of the prediction (`std`) for numbers, or `probability` and `probability_std` for classes; `ho`,
-    `hec3`, `ratio`; `verdict`, empty where none was asked for, and what it rests on: `noise`, `scarcity`, `noise_p`,
-    `scarcity_p`, and `check` and `near`, which name rows of the file that was trained on.
+    The verdict, and what it rests on, is empty where none was asked for.
     """
 
     table: TextTable
@@ -54,11 +48,9 @@ class RowPredictions:
         rows = numpy.arange(len(self.table))[which]
         rows = rows[numpy.isfinite(self.values[rows])]
         values, frame, target = self.values[rows], self.frame.iloc[rows], self.fitted.model.target
-        if not len(rows):
-            return []
-        if target.task == "regression":
+        if len(rows) and target.task == "regression":
             return score_numbers(values, *(frame[name].to_numpy() for name in ("prediction", "lower", "upper")))
-        return score_classes(values.astype(int), self.probabilities[rows], target.classes)
+        return score_classes(values.astype(int), self.probabilities[rows], target.classes) if len(rows) else []
 
     def rows_frame(self, part: list[str] | None = None, labels: Mapping[str, Any] | None = None) -> pandas.DataFrame:
         """One line for each row of the file: its number, its identifiers and target, and what was predicted.
@@ -119,21 +111,14 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
     return RowPredictions(table, fitted, model.targets(table), frame, probabilities)
 
 
-CHECK_INPUT = "check the input"
-"""The verdict on rows that cannot be, which their columns show and no network."""
+CHECK_INPUT = "check the input"  # the verdict on rows that cannot be, which their columns show and no network
 
 
-def affordable_rows(rows: Any, first: Any, examples: int, outputs: int, weights: int) -> Any:
-    """The rows whose verdicts take a minute or so: all, or the first ones, or as many of these as possible.
-
-    Examples:
-        >>> len(affordable_rows(numpy.arange(500), numpy.arange(100), 400, 1, 1000))
-        500
-    """
-    each = 6.0 * examples * min(outputs * weights, 2048)
-    if each * len(rows) <= EXPLAIN_WORK:
-        return rows
-    return first[: max(1, int(EXPLAIN_WORK / each))]
+def affordable_rows(rows: Any, first: Any, fitted: FittedTable) -> Any:
+    """The rows whose verdicts take a minute or so: all, or the first ones, or as many of these as possible."""
+    parameters = fitted.model.target.outputs * fitted.tracer.problem.selection.size
+    each = 6.0 * len(fitted.rows) * min(parameters, 2048)
+    return rows if each * len(rows) <= EXPLAIN_WORK else first[: max(1, int(EXPLAIN_WORK / each))]
 
 
 def score_numbers(values: Any, prediction: Any, lower: Any, upper: Any) -> list[Score]:

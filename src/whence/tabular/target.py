@@ -32,17 +32,12 @@ from whence.trees.ensemble import Loss
 
 Task = Literal["regression", "classification"]
 MAX_CLASSES = 50
-MAX_CODES = 10
-"""Whole numbers 0, 1, ... or 1, 2, ... are taken for classes up to this many."""
-
-MAX_TARGET, MIN_STD = 1e15, 1e-15
-"""Largest target, and smallest standard deviation of it, whose variances are still computed and shown."""
-
+MAX_CODES = 10  # whole numbers 0, 1, ... or 1, 2, ... are taken for classes up to this many
+MAX_TARGET, MIN_STD = 1e15, 1e-15  # of targets whose variances can still be computed and shown
 MIN_ROWS, MIN_GROUPS, MIN_CLASS_ROWS = 20, 8, 3
 MAX_TEST_ROWS = 10_000
 VALIDATION, FOLDS = 0.15, 7
-SMALL = 2_000
-"""Training rows up to which they are divided into so many sets of validation rows; beyond, one set of that share."""
+SMALL = 2_000  # training rows up to which there are so many folds of validation rows; beyond, one set of that share
 
 
 @dataclass(frozen=True)
@@ -82,12 +77,10 @@ class Target:
 
 def find_column(name: str, names: list[str]) -> str:
     """The column of that name, or an error that suggests the nearest names."""
-    if name in names:
-        return name
-    meant = did_you_mean(name, names, most=3)
-    raise InputError(
-        f"expected the name of a column, got {name!r}, which is none.{meant} Columns: {listing(names, 20)}."
-    )
+    if name not in names:
+        meant = f"{did_you_mean(name, names, most=3)} Columns: {listing(names, 20)}."
+        raise InputError(f"expected the name of a column, got {name!r}, which is none.{meant}")
+    return name
 
 
 def detect_target(name: str, cells: Any, task: Task | None, notes: list[str]) -> Target:
@@ -105,30 +98,25 @@ def detect_target(name: str, cells: Any, task: Task | None, notes: list[str]) ->
             f"expected numbers in the target {name!r}, got text in {int(unreadable.sum())} of {len(filled)} rows, such "
             f"as {', '.join(map(repr, strange[:3]))}. Correct or empty these cells, or pass --task classification."
         )
-    _check_size(name, filled, values)
-    notes += describe_styles([Number(name, Scale.of(values), False, style, unit=unit)])
-    return Target(name, "regression", style=style, unit=unit)
-
-
-def _check_size(name: str, filled: Any, values: Any) -> None:
-    """Raise where variances, which are squares of the target, could not be computed or shown."""
     if numpy.ptp(values) == 0:
         raise TargetError(f"expected a target that varies, got {values[0]:g} in all rows of {name!r}.")
+    # Variances are squares of the target, which must be neither too large nor too small.
     largest = numpy.abs(values).max()
+    std = (values / largest).std() * largest  # the squares of small values would underflow
     if largest > MAX_TARGET:
-        power = numpy.floor(numpy.log10(largest))
         raise TargetError(
             f"expected a target of at most {MAX_TARGET:g} in size, so that variances can be computed, got "
             f"{str(filled[numpy.abs(values).argmax()])!r} in {name!r}. If this is no mistake in single cells, divide "
-            f"the column by 1e{power:.0f}: verdicts stay the same."
+            f"the column by 1e{numpy.floor(numpy.log10(largest)):.0f}: verdicts stay the same."
         )
-    std = (values / largest).std() * largest  # the squares of small values would underflow
     if std < MIN_STD:
         power = -numpy.floor(numpy.log10(std))
         raise TargetError(
-            f"expected a target with a standard deviation of at least {MIN_STD:g}, so that variances can be computed, "
-            f"got {std:.3g} for {name!r}. Multiply the column by 1e{power:.0f}: verdicts stay the same."
+            f"expected a target with a standard deviation of at least {MIN_STD:g}, to compute variances, got {std:.3g} "
+            f"for {name!r}. Multiply the column by 1e{power:.0f}: verdicts stay the same."
         )
+    notes += describe_styles([Number(name, Scale.of(values), False, style, unit=unit)])
+    return Target(name, "regression", style=style, unit=unit)
 
 
 def _guess_task(name: str, values: Any, unreadable: Any, notes: list[str]) -> Task:
@@ -182,42 +170,37 @@ def _classes(name: str, filled: Any, task: Task | None, notes: list[str]) -> tup
             "Empty these cells, merge them with another class, or add rows."
             f"{did_you_mean(rare[0], [one for one in counts if one not in rare])}"
         )
-    return tuple(sorted(counts, key=_numbers_first))
+    numbers = {one: _number(one) for one in counts}
+    return tuple(sorted(counts, key=lambda one: (numbers[one] is None, numbers[one] or 0.0, one)))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _class_of(cell: str) -> str:
     """Numbers that are equal are one class: 1 and 1.0."""
     bare = category_of(cell)
-    try:
-        number = float(bare)
-    except ValueError:
-        return bare
-    return str(int(number)) if number.is_integer() else bare
-
-
-def _numbers_first(name: str) -> tuple[int, float, str]:
-    try:
-        return 0, float(name), name
-    except ValueError:
-        return 1, 0.0, name
+    number = _number(bare)
+    return str(int(number)) if number is not None and number.is_integer() else bare
 
 
 @dataclass(frozen=True)
 class RowSplit:
     """Positions of rows in the table."""
 
-    train: Any  # what the final network is trained on; the validation rows are among them
-    # sets of rows that are predicted by trainings without them, to choose settings and to calibrate intervals; of small
-    # tables all training rows, in several sets
-    validation: tuple[Any, ...]
+    train: Any  # what the final model is trained on
+    validation: tuple[Any, ...]  # sets of training rows that are predicted by trainings without them
     test: Any  # never trained on
     unlabelled: Any  # rows without a target, which are predicted only
 
     def names(self) -> list[str]:
         """The part that each row belongs to, in words."""
         names = numpy.full(len(self.train) + len(self.test) + len(self.unlabelled), "train", dtype=object)
-        names[self.test] = "held out"
-        names[self.unlabelled] = "no target"
+        names[self.test], names[self.unlabelled] = "held out", "no target"
         return [str(name) for name in names]
 
 
@@ -234,11 +217,12 @@ def split_rows(values: Any, target: Target, test: float, seed: int, groups: Any 
     known = numpy.flatnonzero(numpy.isfinite(values))
     check_row_count(len(known), target.name)
     generator = numpy.random.default_rng(seed)
-    unlabelled = numpy.flatnonzero(~numpy.isfinite(values))
+    unlabelled, share = numpy.flatnonzero(~numpy.isfinite(values)), min(test, MAX_TEST_ROWS / len(known))
     if groups is not None:
-        return _split_groups(known, values, target, test, groups, unlabelled, generator)
+        train, validation, held_out = _split_groups(known, values, target, share, groups, generator)
+        return RowSplit(train, validation, held_out, unlabelled)
     strata = [known[values[known] == index] for index in range(len(target.classes))] or [known]
-    held_out, strata = _draw(strata, min(test, MAX_TEST_ROWS / len(known)), generator)
+    held_out, strata = _draw(strata, share, generator)
     train = numpy.sort(numpy.concatenate(strata))
     if len(train) <= SMALL:
         shuffled = numpy.concatenate([generator.permutation(rows) for rows in strata])
@@ -249,14 +233,8 @@ def split_rows(values: Any, target: Target, test: float, seed: int, groups: Any 
 
 
 def _split_groups(
-    known: Any,
-    values: Any,
-    target: Target,
-    test: float,
-    groups: Any,
-    unlabelled: Any,
-    generator: numpy.random.Generator,
-) -> RowSplit:
+    known: Any, values: Any, target: Target, share: float, groups: Any, generator: numpy.random.Generator
+) -> tuple[Any, tuple[Any, ...], Any]:
     """The same for whole groups: those drawn first are held out, the others go to the smallest set in turn."""
     labels, codes = numpy.unique(groups[known].astype(str), return_inverse=True)
     if len(labels) < MIN_GROUPS:
@@ -266,9 +244,9 @@ def _split_groups(
         )
     order = generator.permutation(len(labels))
     sizes = numpy.bincount(codes)[order].cumsum() / len(known)
-    last = max(1, int(numpy.abs(sizes - min(test, MAX_TEST_ROWS / len(known))).argmin()) + 1)
-    held_out = known[numpy.isin(codes, order[:last])]
-    train = known[~numpy.isin(codes, order[:last])]
+    last = max(1, int(numpy.abs(sizes - share).argmin()) + 1)
+    drawn = numpy.isin(codes, order[:last])
+    train = known[~drawn]
     missing = [name for index, name in enumerate(target.classes) if not (values[train] == index).any()]
     if missing:
         raise InputError(
@@ -277,10 +255,9 @@ def _split_groups(
         )
     sets: list[list[Any]] = [[] for _ in range(min(FOLDS, len(labels) - last))]
     for group in order[last:]:
-        smallest = min(sets, key=lambda rows: sum(map(len, rows)))
-        smallest.append(known[codes == group])
+        min(sets, key=lambda rows: sum(map(len, rows))).append(known[codes == group])
     folds = tuple(numpy.sort(numpy.concatenate(rows)) for rows in sets)
-    return RowSplit(train, folds if len(train) <= SMALL else folds[:1], held_out, unlabelled)
+    return train, folds if len(train) <= SMALL else folds[:1], known[drawn]
 
 
 def group_labels(cells: Any) -> Any:
@@ -312,39 +289,32 @@ def _draw(strata: list[Any], share: float, generator: numpy.random.Generator) ->
     return numpy.sort(numpy.concatenate(drawn)), left
 
 
+# Share of the target's variance, or of what the most frequent class gets wrong, that one column alone explains.
 LEAK = 0.995
-"""Share of the target's variance, or of what the most frequent class gets wrong, that one column alone explains."""
-
-FEWEST = 10
-"""Different values of an id that repeats: a column with fewer is a category."""
-
-MOST_ROWS, MIN_KNOWN = 5_000, 20
-"""That are looked at for leaks, evenly spaced, and that must have a value."""
+FEWEST = 10  # different values of an id that repeats: a column with fewer is a category
+MOST_ROWS, MIN_KNOWN = 5_000, 20  # that are looked at for leaks, evenly spaced, and that must have a value
 
 
 def drop_copies(
     found: Sequence[Column | ExcludedColumn], table: TextTable, target: str
 ) -> list[Column | ExcludedColumn]:
     """Leave out columns whose cells are those of the target, or of a column before them."""
-    first = {tuple(map(_bare, table.columns[target])): f"a copy of the target {target!r}"}
+    first = {tuple(map(_bare, table.columns[target])): target}
     kept: list[Column | ExcludedColumn] = []
     for one in found:
         if not isinstance(one, ExcludedColumn):
-            cells = tuple(map(_bare, table.columns[one.name]))
-            if cells in first:
-                one = ExcludedColumn(one.name, first[cells])
-            else:
-                first[cells] = f"the same values as {one.name!r}"
+            same = first.setdefault(tuple(map(_bare, table.columns[one.name])), one.name)
+            if same != one.name:
+                what = "a copy of the target" if same == target else "the same values as"
+                one = ExcludedColumn(one.name, f"{what} {same!r}")
         kept.append(one)
     return kept
 
 
 def _bare(cell: str) -> float | str:
     """Equal for 1 and 1.0."""
-    try:
-        return float(cell)
-    except ValueError:
-        return cell.strip()
+    number = _number(cell)
+    return cell.strip() if number is None else number
 
 
 def suspicious_columns(
@@ -354,13 +324,12 @@ def suspicious_columns(
     values = target.parse(table.columns[target.name])
     some = numpy.linspace(0, len(values) - 1, min(MOST_ROWS, len(values))).round().astype(int)
     notes = []
-    used = sum(not isinstance(column, ExcludedColumn) for column in found)
+    used = [column for column in found if not isinstance(column, ExcludedColumn)]
     for column in found:
-        cells = table.columns[column.name]
-        share = 0.0
-        if not isinstance(column, ExcludedColumn):
+        cells, share = table.columns[column.name], 0.0
+        if not isinstance(column, ExcludedColumn) and len(used) > 1:
             share = explained_alone(column.features(cells[some])[:, 0], values[some], bool(target.classes))
-        if share > LEAK and used > 1:
+        if share > LEAK:
             notes.append(
                 f"{column.name!r} alone predicts {target.name!r} nearly perfectly: if it is not known before "
                 f"{target.name!r} is, it is a leak; leave it out with --ignore {column.name!r}"

@@ -29,11 +29,8 @@ if TYPE_CHECKING:
     import pandas
 
 CHECK, LABEL = "check the label", "label"
-POOL = 1_500
-"""Outputs of rows without a label among which those to label first are sought; rows with the largest variances."""
-
-MOVED = 5
-"""Rows that are named whose prediction moved most."""
+POOL = 1_500  # outputs of rows without a label, those with the largest variances, among which the first are sought
+MOVED = 5  # rows that are named whose prediction moved most
 
 
 def work_items(prepared: Prepared, fitted: FittedTable, labels: RowLabels, most: int) -> pandas.DataFrame:
@@ -121,11 +118,8 @@ def _task(item: list[Any], names: list[str], target: Target) -> dict[str, Any]:
     score = {"score": round(sure, 6)} if target.classes else {}
     said = f"The file says {label}." if todo == CHECK else "The file has no label."
     spread = percent(sure) if target.classes else f"± {number(sure, 3)}"
-    data = {
-        "row": row,
-        "key": key,
-        "todo": todo,
-        "label": label,
+    data = {"row": row, "key": key, "todo": todo, "label": label}
+    data |= {
         "suspicion": None if math.isnan(suspicion) else suspicion,
         "question": f"Row {row}: {target.name}? {said} The other rows suggest {suggested} ({spread}).",
         "columns": dict(zip(names, cells, strict=True)),
@@ -208,22 +202,17 @@ def _read_json(path: Path) -> list[Answer]:
             )
         values = [task.get("answer", "")]
         if "data" in task:
-            kept = [
+            done = [
                 one for one in task.get("annotations", ()) if isinstance(one, dict) and not one.get("was_cancelled")
             ]
-            results = [result for one in kept for result in one.get("result", ()) if isinstance(result, dict)]
+            results = [result for one in done for result in one.get("result", ()) if isinstance(result, dict)]
             values = [result.get("value", "") for result in results if result.get("from_name") == "answer"]
         answers += [Answer(str(data["row"]), str(data["key"]), _plain(value)) for value in values or [""]]
     return answers
 
 
 def _plain(value: Any) -> str | float:
-    """A class or a number, from the ways in which Label Studio writes them.
-
-    Examples:
-        >>> [_plain(value) for value in ({"choices": ["red"]}, [{"number": 3}], "blue", 2.5)]
-        ['red', 3.0, 'blue', 2.5]
-    """
+    """A class or a number, from the ways in which Label Studio writes them, such as [{"number": 3}]."""
     while isinstance(value, (dict, list)):
         values = list(value.values()) if isinstance(value, dict) else value
         value = values[0] if values else ""
@@ -249,9 +238,8 @@ def apply_answers(prepared: Prepared, answers: list[Answer], source: str) -> Ans
         at = _place(answer, places, table, target.name, source)
         cell = _cell(answer, target, source)
         if found.setdefault(at, cell) != cell:
-            raise InputError(
-                f"expected one answer for row {answer.row} in {source}, got {found[at]!r} and {cell!r}. Keep one."
-            )
+            both = f"{found[at]!r} and {cell!r}"
+            raise InputError(f"expected one answer for row {answer.row} in {source}, got {both}. Keep one.")
     which = numpy.array(sorted(found), dtype=int)
     answer_cells = numpy.array([found[place] for place in which], dtype=object)
     cells, values = table.columns[target.name].copy(), prepared.values.copy()
@@ -264,9 +252,7 @@ def apply_answers(prepared: Prepared, answers: list[Answer], source: str) -> Ans
         table=replace(table, columns={**table.columns, target.name: cells}),
         values=values,
         split=replace(
-            split,
-            train=numpy.union1d(split.train, labelled),
-            unlabelled=numpy.setdiff1d(split.unlabelled, labelled),
+            split, train=numpy.union1d(split.train, labelled), unlabelled=numpy.setdiff1d(split.unlabelled, labelled)
         ),
     )
     return Answered(new, which[numpy.isfinite(before) & differs], which[~differs], labelled)
@@ -274,15 +260,13 @@ def apply_answers(prepared: Prepared, answers: list[Answer], source: str) -> Ans
 
 def _place(answer: Answer, places: dict[int, int], table: TextTable, target: str, source: str) -> int:
     try:
-        at = places.get(int(float(answer.row)))
-    except ValueError:
-        at = None
-    if at is None:
+        at = places[int(float(answer.row))]
+    except (ValueError, KeyError):
         drawn = f" {len(table):,} of its {table.total:,} rows were drawn: pass the same --rows and --seed as before."
         raise InputError(
             f"expected rows of this table in {source}, got row {answer.row!r}, which it does not have."
             + drawn * (len(table) < table.total)
-        )
+        ) from None
     if row_key(table, target, at) != answer.key.strip():
         raise InputError(
             f"expected answers to this table in {source}, but row {answer.row} has other cells there than here. Was "
@@ -303,10 +287,9 @@ def _cell(answer: Answer, target: Target, source: str) -> str:
         return value
     if not target.classes:
         raise InputError(f"expected a number as the answer for row {answer.row} in {source}, got {value!r}.")
-    meant = did_you_mean(value, target.classes)
     raise InputError(
         f"expected one of the classes {listing(list(map(repr, target.classes)), 10)} as the answer for row "
-        f"{answer.row} in {source}, got {value!r}.{meant}"
+        f"{answer.row} in {source}, got {value!r}.{did_you_mean(value, target.classes)}"
     )
 
 
@@ -322,11 +305,11 @@ def compare(
     test = answered.prepared.split.test
     old = replace(old, values=new.values)
     expected, expected_std = _expected(answered, old)
-    rows = {"before": old, "expected": expected, "after": new}
     scores: dict[str, dict[str, float]] = {}
-    for when, predictions in rows.items():
+    for when, predictions in {"before": old, "expected": expected, "after": new}.items():
         for score in [] if predictions is None else predictions.scores(test):
-            scores.setdefault(score.name, dict.fromkeys(rows, float("nan")))[when] = score.value
+            empty = dict.fromkeys(("before", "expected", "after"), float("nan"))
+            scores.setdefault(score.name, empty)[when] = score.value
     deviation = "probability_std" if old.fitted.model.target.classes else "std"
     ends = {"before": (old, old_labels), "after": (new, new_labels)}
     if old.fitted.model.target.classes:  # predictions that are another class, or differ by more than their deviation
@@ -341,8 +324,8 @@ def compare(
     return {
         **{name: new.table.rows[getattr(answered, name)].tolist() for name in ("changed", "confirmed", "labelled")},
         "scores": scores,
-        "std": {when: float(one.frame[deviation].iloc[test].mean()) for when, (one, _) in ends.items()}
-        | {"expected": expected_std},
+        "std": {"expected": expected_std}
+        | {when: float(one.frame[deviation].iloc[test].mean()) for when, (one, _) in ends.items()},
         "contradicted": {when: int(labels.contradicted.sum()) for when, (_, labels) in ends.items()},
         "predictions_changed": len(moved),
         "moved": [dict(zip(("row", "before", "after"), one, strict=True)) for one in zip(*named, strict=True)],
@@ -357,7 +340,7 @@ def _expected(answered: Answered, old: RowPredictions) -> tuple[RowPredictions |
     """
     prepared, fitted = answered.prepared, old.fitted
     target, test, tracer = fitted.model.target, prepared.split.test, fitted.tracer
-    if len(affordable_rows(test, test, len(fitted.rows), target.outputs, tracer.problem.selection.size)) < len(test):
+    if len(affordable_rows(test, test, fitted)) < len(test):
         return None, float("nan")
     inputs = fitted.row_batches(prepared.table.take(test))
     places = {int(row): at for at, row in enumerate(fitted.rows)}

@@ -47,9 +47,8 @@ def leaf_sum(model: Any) -> tuple[LeafSum, TreeEnsemble]:
 def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
     """Batches (leaf numbers, targets) or (leaf numbers, targets, weights) of (X, y) or (X, y, sample_weight)."""
     if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
-        raise InputError(
-            f"expected the training data of trees as (X, y) or (X, y, sample_weight), got {type(data).__name__}."
-        )
+        got = type(data).__name__
+        raise InputError(f"expected the training data of trees as (X, y) or (X, y, sample_weight), got {got}.")
     model.table = data[0]
     return model.batches(*data)
 
@@ -65,8 +64,7 @@ def check_sum(ensemble: TreeEnsemble, x: Any) -> None:
     if gap > SAME_SUM * max(1.0, float(numpy.abs(own).max(initial=0.0))):
         raise InputError(
             f"expected the leaf values of the trees to add up to the model's own predictions, got a difference of "
-            f"{gap:.3g} in the first {len(ours)} rows. The library's format of trees may have changed: try an older "
-            "version of it, and report this."
+            f"{gap:.3g} in the first {len(ours)} rows. The library may have changed: try an older one, and report it."
         )
 
 
@@ -90,21 +88,13 @@ def leaf_masses(model: LeafSum, likelihood: Likelihood, batches: Sequence[tuple[
 STRUCTURES: dict[str, type[Structure]] = {"auto": LeafAuto, "exact": Exact, "core": LeafCore}
 """Structures of the curvature of leaf values, by name."""
 
-COMPARED_ROWS, SAME_SUM = 200, 1e-3
-"""Training rows whose sums of leaf values are compared with the library's predictions, and how closely they agree in
-units of the largest: libraries add in single precision."""
-
-LARGEST_SHRINKAGE = 0.9
-"""Of several trees: without shrinkage they share directions that no penalty would tell apart."""
+COMPARED_ROWS = 200  # training rows whose sums of leaf values are compared with the library's predictions
+SAME_SUM = 1e-3  # relative difference of the two that single precision may leave
+LARGEST_SHRINKAGE = 0.9  # of several trees: without shrinkage they share directions that no penalty would tell apart
 
 
 def fitted_trees(
-    model: Any,
-    data: Any,
-    likelihood: str | Likelihood | None,
-    structure: str | Structure,
-    parameters: Any,
-    ridge: Any,
+    model: Any, data: Any, likelihood: str | Likelihood | None, structure: str | Structure, parameters: Any, ridge: Any
 ) -> FittedTrees:
     """What `whence.fit` works on, for trees of any library, scaled so that a ridge of one is their own by default."""
     if not isinstance(parameters, str) or parameters != "all":
@@ -112,10 +102,8 @@ def fitted_trees(
     network, ensemble = leaf_sum(model)
     name = likelihood.name if isinstance(likelihood, Likelihood) else likelihood
     if name not in (None, ensemble.likelihood):
-        raise InputError(
-            f"expected likelihood {ensemble.likelihood!r}, that of the loss these trees were grown with, got {name!r}. "
-            "Leave it out."
-        )
+        own = f"{ensemble.likelihood!r}, that of the loss these trees were grown with"
+        raise InputError(f"expected likelihood {own}, got {name!r}. Leave it out.")
     likelihood = likelihood if isinstance(likelihood, Likelihood) else LIKELIHOODS[ensemble.likelihood]()
     batches = training_batches(network, data)
     check_sum(ensemble, data[0])

@@ -144,8 +144,7 @@ def own_settings(trees: Sequence[Any]) -> tuple[float, float] | None:
     return float(1 / inverse), max(float(l2), 0.0)
 
 
-SINGLE = 1e-5
-"""Relative gap between sums of gradients that rounding to single precision may leave."""
+SINGLE = 1e-5  # relative gap between sums of gradients that rounding to single precision may leave
 
 
 def _settings(config: Any, own: tuple[float, float] | None, dart: bool) -> dict[str, Any]:
