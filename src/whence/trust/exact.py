@@ -26,7 +26,6 @@ from whence.linalg import largest
 
 VECTORS_PER_SOLVE = 10
 """Vectors of the size of the weights that a solve holds for each right-hand side."""
-
 ROUNDING = 16
 """Units in the last place by which outputs may differ from their linearization before it counts as an error."""
 
@@ -39,10 +38,13 @@ def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -
         if counted is not None:
             numbers[~counted] = torch.inf
         kept.append((numbers, inputs))
-        every = torch.cat([one for one, _ in kept])
-        bound = every.sort().values[min(most, len(every)) - 1]
-        kept = [_up_to(bound, numbers, inputs) for numbers, inputs in kept]
-        kept = [(numbers, inputs) for numbers, inputs in kept if len(numbers)]
+        every = torch.cat([one for one, _ in kept]).sort().values
+        bound = every[min(most, len(every)) - 1]
+        places = [(numbers.argsort(), numbers, inputs) for numbers, inputs in kept]
+        places = [
+            (at[(numbers[at] <= bound) & numbers[at].isfinite()], numbers, inputs) for at, numbers, inputs in places
+        ]
+        kept = [(numbers[at], take(inputs, at)) for at, numbers, inputs in places if len(at)]
     if not kept:
         raise InputError("expected at least one input to look at, got none.")
     return [inputs for _, inputs in kept]
@@ -53,13 +55,6 @@ def _training_inputs(fitted: Fitted) -> Iterator[tuple[Inputs, Tensor | None]]:
     weights = fitted.problem.sample_weights
     for batch in fitted.problem.read("trust, sample"):
         yield batch.inputs, None if weights is None else (weights[batch.rows] > 0).cpu()
-
-
-def _up_to(bound: Tensor, numbers: Tensor, inputs: Inputs) -> tuple[Tensor, Inputs]:
-    """Inputs whose number is at most the bound, in the order of their numbers."""
-    order = numbers.argsort()
-    index = order[(numbers[order] <= bound) & torch.isfinite(numbers[order])]
-    return numbers[index], take(inputs, index)
 
 
 def fewer(sample: list[Inputs], most: int) -> list[Inputs]:
