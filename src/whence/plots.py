@@ -70,14 +70,14 @@ STYLES = {
 
 NAMES = {"ho": "Ho", "laplace": "Laplace", "ratio": "HeC3/Ho", **{f"hec{i}": f"HeC{i}" for i in range(4)}}
 # Colours and dashes of the estimators, and of curves that have none of their own; neighbours differ in both.
-COLOURS = {"hec3": BLUE, "ho": VERMILLION, "ratio": GREEN, "laplace": PURPLE, "jackknife": ORANGE}
-DASHES: dict[str, Any] = {"hec3": "-", "ho": (0, (5, 2)), "ratio": (0, (1, 1.2)), "laplace": (0, (6, 2, 1, 2))}
-FURTHER: tuple[tuple[str, Any], ...] = (
-    (PURPLE, "-"),
-    (ORANGE, (0, (5, 2))),
-    (BLACK, (0, (1, 1.2))),
-    (SKY, (0, (6, 2, 1, 2))),
-)
+DASHED, DOTTED, MIXED = (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2))
+LINES: dict[str, tuple[str, Any]] = {
+    "hec3": (BLUE, "-"),
+    "ho": (VERMILLION, DASHED),
+    "ratio": (GREEN, DOTTED),
+    "laplace": (PURPLE, MIXED),
+}
+FURTHER: tuple[tuple[str, Any], ...] = ((PURPLE, "-"), (ORANGE, DASHED), (BLACK, DOTTED), (SKY, MIXED))
 
 
 def axes(ax: Axes | None) -> Axes:
@@ -98,8 +98,8 @@ def quiet(ax: Axes) -> Axes:
     ax.spines[["left", "bottom"]].set_color(LINE)
     ax.tick_params(colors=INK, which="both")
     ax.tick_params(which="minor", length=0)
-    for label in (ax.xaxis.label, ax.yaxis.label):
-        label.set_color(INK)
+    ax.xaxis.label.set_color(INK)
+    ax.yaxis.label.set_color(INK)
     return ax
 
 
@@ -113,6 +113,11 @@ def column(values: Any, count: int, what: str, of: str = "prediction") -> Number
     if found.size != count or len(found) != count:
         raise ShapeError(f"expected {count} {what}, one for each {of}, got shape {tuple(found.shape)}.")
     return found.reshape(count)
+
+
+def note(ax: Axes, text: str, place: tuple[Any, Any], offset: tuple[int, int], **style: Any) -> None:
+    """A text in blue beside a place, so many points away."""
+    ax.annotate(text, place, xytext=offset, textcoords="offset points", color=BLUE, **style)
 
 
 def check_count(given: Sized | None, count: int, what: str, of: str = "prediction") -> None:
@@ -156,32 +161,27 @@ def bands(
     """
     x = column(x, len(uncertainty), "places x")
     order = np.argsort(x, kind="stable")
-    x = x[order]
-    curve = uncertainty.mean[:, output].detach().cpu().numpy()[order]
+    x, curve = x[order], uncertainty.mean[:, output].detach().cpu().numpy()[order]
     ax = axes(ax)
     shown = [curve]
     if train is not None:
         inputs = column(train[0], len(train[0]), "training inputs", "training example")
-        targets = np.asarray(train[1].detach().cpu() if hasattr(train[1], "detach") else train[1])
+        targets = torch.as_tensor(train[1], device="cpu")
         targets = targets[:, output] if targets.ndim > 1 else targets
-        targets = column(targets, len(inputs), "training targets", "training example")
-        shown.append(targets)
+        shown.append(targets := column(targets, len(inputs), "training targets", "training example"))
         ax.scatter(inputs, targets, s=9, c=GREY, alpha=0.7, linewidths=0, label="training examples", zorder=2)
     intervals = (uncertainty.interval(level, name) for name in ("hec3", "ho"))
     area, lines = ([bound[:, output].cpu().numpy()[order] for bound in interval] for interval in intervals)
     ax.fill_between(x, area[0], area[1], color=BLUE, alpha=0.25, linewidth=0, label=f"HeC3, {level:.0%}", zorder=1)
     for line, label in zip(lines, (f"Ho, {level:.0%}", None), strict=True):
-        ax.plot(x, line, color=VERMILLION, linewidth=1.3, linestyle=DASHES["ho"], label=label, zorder=3)
+        ax.plot(x, line, color=VERMILLION, linewidth=1.3, linestyle=DASHED, label=label, zorder=3)
     ax.plot(x, curve, color=INK, linewidth=1.8, label="prediction", zorder=4)
     low, high = min(part.min() for part in shown), max(part.max() for part in shown)
     room = max(high - low, 1e-12)  # for curve and dots, and for the bounds unless they would flatten both
     bottom = max(low - 0.6 * room, min(low, *(part.min() for part in area + lines)) - 0.05 * room)
     top = min(high + 0.6 * room, max(high, *(part.max() for part in area + lines)) + 0.05 * room)
     ax.set(xlabel="input", ylabel="output", xlim=(x.min(), x.max()), ylim=(bottom, top))
-    labelled = list(zip(*ax.get_legend_handles_labels(), strict=True))[::-1]
-    labelled.sort(key=lambda pair: pair[1] != "prediction")
-    handles, labels = zip(*labelled, strict=True)
-    ax.legend(handles, labels, frameon=False, fontsize="small")
+    ax.legend(frameon=False, fontsize="small", reverse=True)
     return quiet(ax)
 
 
@@ -220,9 +220,9 @@ def risk_coverage(
     for place, (name, values) in enumerate(scores.items()):
         risk = kept_risk(values, errors)
         top = max(top, float(risk[coverage >= FEWEST].max()))
-        colour, dashes = FURTHER[(place - len(by)) % len(FURTHER)]
-        style = {"color": COLOURS.get(name, colour), "linestyle": DASHES.get(name, dashes), "linewidth": 1.8}
-        ax.plot(coverage, risk, label=f"{NAMES.get(name, name)} ({number(risk.mean())})", **style)
+        colour, dashes = LINES.get(name, FURTHER[(place - len(by)) % len(FURTHER)])
+        label = f"{NAMES.get(name, name)} ({number(risk.mean())})"
+        ax.plot(coverage, risk, color=colour, linestyle=dashes, linewidth=1.8, label=label)
     best = kept_risk(errors, errors)
     ax.plot(coverage, best, color=LINE, linewidth=1, label=f"knowing the errors ({number(best.mean())})")
     ax.axhline(chance, color=LINE, linewidth=1, linestyle=(0, (1, 2)), label=f"by chance ({number(chance)})")
@@ -253,17 +253,9 @@ def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
     best = int(errors.argmin())
     ax.axvline(path.best, color=BLUE, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     ax.plot(ridges[best : best + 1], errors[best : best + 1], "o", color=BLUE, markersize=8, zorder=3)
-    right = best > len(ridges) / 2
-    ax.annotate(
-        f"λ = {path.best:.3g}{', at the end of the grid' if best in (0, len(ridges) - 1) else ''}",
-        (path.best, 1.0),
-        xycoords=("data", "axes fraction"),
-        xytext=(-6 if right else 6, -4),
-        textcoords="offset points",
-        ha="right" if right else "left",
-        va="top",
-        color=BLUE,
-    )
+    text = f"λ = {path.best:.3g}{', at the end of the grid' if best in (0, len(ridges) - 1) else ''}"
+    side, offset = ("right", -6) if best > len(ridges) / 2 else ("left", 6)
+    note(ax, text, (path.best, 1.0), (offset, -4), xycoords=("data", "axes fraction"), ha=side, va="top")
     ax.set(xscale="log", xlabel="ridge λ, on the sum scale", ylabel="leave-one-out error")
     if errors.min() > 0 and errors.max() / errors.min() > 20:
         ax.set_yscale("log")
@@ -326,11 +318,8 @@ def by_source(uncertainty: Uncertainty, share: float = 0.1) -> list[Group]:
     edge = 1.0 - (max(round(share * m), 1) - 0.5) / max(m - 1, 1)
     noise = Group("uncertain by HeC3: noisy labels nearby", "noise")
     scarcity = Group("uncertain by Ho: few examples nearby", "scarcity")
-    plain = Group("neither")
-    return [
-        plain if max(a, b) < edge else noise if b > a else scarcity
-        for a, b in zip(ho.tolist(), hec3.tolist(), strict=True)
-    ]
+    pairs = zip(ho.tolist(), hec3.tolist(), strict=True)
+    return [Group("neither") if max(a, b) < edge else noise if b > a else scarcity for a, b in pairs]
 
 
 def by_verdict(explanation: Explanation) -> list[Group]:
@@ -422,17 +411,11 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
     ax.scatter(leverage[rest], residual[rest], s=14, c=GREY, alpha=0.65, linewidths=0, zorder=2)
     ax.scatter(leverage[largest], residual[largest], s=24, c=BLUE, linewidths=0, zorder=3)
     for place in largest:
-        below = residual[place] < 0
-        ax.annotate(
-            str(place) if names is None else names[place],
-            (leverage[place], residual[place]),
-            xytext=(0, -5 if below else 5),
-            textcoords="offset points",
-            ha="center",
-            va="top" if below else "bottom",
-            fontsize="small",
-            color=BLUE,
+        name, (side, offset) = (
+            names[place] if names else str(place),
+            ("top", -5) if residual[place] < 0 else ("bottom", 5),
         )
+        note(ax, name, (leverage[place], residual[place]), (0, offset), ha="center", va=side, fontsize="small")
     ax.margins(x=0.06, y=0.12)
     ax.set_xlim(left=0.0)
     if k == 1:
@@ -614,25 +597,16 @@ def _examples(ax: Axes, points: Tensor, labels: Any, names: Sequence[str] | None
     """Draw examples in the colours of their classes; in shades of grey where the background uses the colours."""
     places = points.detach().cpu().numpy()
     if labels is None:
-        ax.scatter(places[:, 0], places[:, 1], s=14, c=INK, edgecolors="white", linewidths=0.5, zorder=3)
+        ax.scatter(*places.T, s=14, c=INK, edgecolors="white", linewidths=0.5, zorder=3)
         return
     classes = torch.as_tensor(labels, device="cpu").reshape(-1).numpy()
     check_count(classes, len(places), "labels", "input")
     shades = GREYS if grey else PALETTE
     for place, label in enumerate(np.unique(classes)):
-        colour = place if classes.min() < 0 else int(label)
-        chosen = classes == label
-        ax.scatter(
-            places[chosen, 0],
-            places[chosen, 1],
-            s=18,
-            c=shades[colour % len(shades)],
-            marker=MARKERS[colour % len(MARKERS)],
-            edgecolors=INK if grey and colour % len(GREYS) else "white",
-            linewidths=0.6,
-            label=names[colour] if names is not None else f"class {label:g}",
-            zorder=3,
-        )
+        at = place if classes.min() < 0 else int(label)
+        look: Any = {"c": shades[at % len(shades)], "marker": MARKERS[at % len(MARKERS)], "s": 18, "linewidths": 0.6}
+        look |= {"edgecolors": INK if grey and at % len(GREYS) else "white", "zorder": 3}
+        ax.scatter(*places[classes == label].T, label=f"class {label:g}" if names is None else names[at], **look)
     ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
 
 

@@ -19,7 +19,6 @@ import whence
 from report_examples import EVIL, Example, draw, fitted, kinds, pictures, rows, texts, trained
 from whence.influence.explanation import VERDICTS
 from whence.report import Facts, Row, Section, Table, Words
-from whence.results import Finding
 from whence.trust.checks import MEANING
 
 VOID = {"meta", "img", "input", "br"}
@@ -307,8 +306,6 @@ def test_tells_how_far_the_fit_is_to_be_trusted(tmp_path: Path) -> None:
     for check in trust:
         assert check.words in words
     assert words.index(MEANING[trust.level][1:]) < words.index("What would help most")
-    findings = whence.Diagnostics((Finding("drift", 0.5, "inputs moved"),))
-    assert "drift: 0.5" in read(example.write(tmp_path / "other.html", trust=findings)).words
 
 
 def test_the_code_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
