@@ -131,8 +131,7 @@ def score(uncertainty: Uncertainty, by: str) -> Tensor:
     return uncertainty.ratio if by == "ratio" else uncertainty.trace(by)
 
 
-FEWEST = 2.0
-"""Per cent of the predictions whose mean error sets the height of the picture; that of fewer is chance."""
+FEWEST = 2.0  # per cent of the predictions whose mean error sets the height of the picture; that of fewer is chance
 
 
 def bands(
@@ -166,9 +165,9 @@ def bands(
     shown = [curve]
     if train is not None:
         inputs = column(train[0], len(train[0]), "training inputs", "training example")
-        targets = torch.as_tensor(train[1], device="cpu")
-        targets = targets[:, output] if targets.ndim > 1 else targets
-        shown.append(targets := column(targets, len(inputs), "training targets", "training example"))
+        given = torch.as_tensor(train[1], device="cpu")
+        given = given[:, output] if given.ndim > 1 else given
+        shown.append(targets := column(given, len(inputs), "training targets", "training example"))
         ax.scatter(inputs, targets, s=9, c=GREY, alpha=0.7, linewidths=0, label="training examples", zorder=2)
     intervals = (uncertainty.interval(level, name) for name in ("hec3", "ho"))
     area, lines = ([bound[:, output].cpu().numpy()[order] for bound in interval] for interval in intervals)
@@ -262,10 +261,8 @@ def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
     return quiet(ax)
 
 
-LARGEST = 130.0
-"""Area of the largest circle of a map, in points squared."""
-COOKS_DISTANCES = (0.5, 1.0)
-"""Along which lines are drawn, as is usual."""
+LARGEST = 130.0  # area of the largest circle of a map, in points squared
+COOKS_DISTANCES = (0.5, 1.0)  # along which lines are drawn, as is usual
 
 
 def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None, ax: Axes | None = None) -> Axes:
@@ -430,13 +427,7 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Place of each value among all, from 0 for the smallest, or NaN, to 1 for the largest; equal ones as they come.
-
-    Examples:
-        >>> import torch
-        >>> ranks(torch.tensor([5.0, 1.0, 3.0]))
-        tensor([1.0000, 0.0000, 0.5000])
-    """
+    """Place of each value among all, from 0 for the smallest, or NaN, to 1 for the largest; equal ones as they come."""
     known = torch.where(values.isnan(), -torch.inf, values)
     return known.argsort(stable=True).argsort() / max(len(values) - 1, 1)
 
@@ -484,8 +475,7 @@ def _cooks_lines(ax: Axes, freedom: float) -> None:
     ax.set(xlim=(left, right), ylim=(bottom, top))
 
 
-BATCH = 4096
-"""Places of the plane that are predicted together."""
+BATCH = 4096  # places of the plane that are predicted together
 MARKERS = "osD^vP"
 GREYS = ("#1a1a1a", "#ffffff", "#b5b5b5", "#6e6e6e")
 
@@ -597,7 +587,7 @@ def _examples(ax: Axes, points: Tensor, labels: Any, names: Sequence[str] | None
     """Draw examples in the colours of their classes; in shades of grey where the background uses the colours."""
     places = points.detach().cpu().numpy()
     if labels is None:
-        ax.scatter(*places.T, s=14, c=INK, edgecolors="white", linewidths=0.5, zorder=3)
+        ax.scatter(places[:, 0], places[:, 1], s=14, c=INK, edgecolors="white", linewidths=0.5, zorder=3)
         return
     classes = torch.as_tensor(labels, device="cpu").reshape(-1).numpy()
     check_count(classes, len(places), "labels", "input")

@@ -419,8 +419,7 @@ def _answers(u: Uncertainty, rows: int) -> list[Column]:
     return [*columns, Column("probability", tuple(probability_text(*pair) for pair in pairs))]
 
 
-MAX_STD = 0.5
-"""No probability has a larger standard deviation; where one comes out, to first order, nothing is known."""
+MAX_STD = 0.5  # no probability has a larger standard deviation; where one comes out, to first order, nothing is known
 
 
 def probability_text(probability: float, std: float = math.nan) -> str:

@@ -256,8 +256,6 @@ def test_inputs_that_are_not_shown(tmp_path: Path) -> None:
         ({"ids": ["a"]}, "expected 150 ids, one for each prediction, got 1"),
         ({"level": 95}, "expected a level between 0 and 1"),
         ({"traced": 0}, "expected traced to be a whole number"),
-        ({"train": torch.zeros(150, 12).double()}, "expected training data with targets"),
-        ({"train": (torch.zeros(9, 12).double(), torch.zeros(9))}, "expected the 150 training examples of the fit"),
     ],
 )
 def test_says_what_is_wrong(example: Example, tmp_path: Path, options: dict[str, Any], complaint: str) -> None:

@@ -23,7 +23,7 @@ from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
 from whence.report.charts import charts
 from whence.report.inputs import InputView, as_pair
-from whence.report.task import UNKNOWN, DataSource, Predictions, TrainingLabels, rows_of_trees, training_targets
+from whence.report.task import UNKNOWN, DataSource, Predictions, TrainingLabels, rows_of_trees
 from whence.report.traced import Traced, actions, trace
 from whence.results import Finding
 from whence.trust import Check, Trust, trust_of_fit
@@ -31,12 +31,9 @@ from whence.trust import Check, Trust, trust_of_fit
 TITLE = "How uncertain are these predictions, and why?"
 TONES = ("plain", "noise", "scarcity", "both", "input")
 """Of the verdicts, in the order of `whence.influence.explanation.VERDICTS`; last that of inputs that cannot be."""
-CHECK_INPUT = 4
-"""The verdict on inputs that cannot be, which only their columns show."""
-SUSPECTS = 24
-"""Training examples whose labels are shown as doubtful."""
-GALLERY = 24
-"""Predictions that are shown of each verdict."""
+CHECK_INPUT = 4  # the verdict on inputs that cannot be, which only their columns show
+SUSPECTS = 24  # training examples whose labels are shown as doubtful
+GALLERY = 24  # predictions that are shown of each verdict
 Tone = Literal["noise", "scarcity", "plain"]
 
 
@@ -105,7 +102,6 @@ class Report:
         self,
         fitted: Fitted,
         test: Any,
-        train: Any,
         names: Sequence[str] | None,
         views: tuple[Any, Any, Any],
         *,
@@ -125,15 +121,12 @@ class Report:
         _check_outputs(fitted)
         batches, model = fitted.problem.batches, fitted.problem.network.model
         if isinstance(model, LeafSum):
-            test, train, names, views = rows_of_trees(model, test, train, names, views)
-        test_data = DataSource.of(test, batches.positional, "test")
-        if train is None:
-            next(batches.read(None))  # a fit that was loaded without its data says so here
-            train = batches.loader
-        train_data = DataSource.of(train, batches.positional, "train")
+            test, names, views = rows_of_trees(model, test, names, views)
+        test_data = DataSource.of(test, batches.positional)
         self.fitted, self.title, self.sections = fitted, title, sections
         self.about = [about] if isinstance(about, str) else about  # paragraphs below the title
-        self.training = TrainingLabels.of(fitted, training_targets(train_data, fitted.problem.n), names)
+        self.training = TrainingLabels.of(fitted, names)
+        train_data = DataSource.of(batches.loader, batches.positional)
         self.predictions, first_batch = _predict(fitted, test_data, self.training, intervals)
         sizes = len(self.predictions), len(self.training)
         test_ids, train_ids = as_pair(ids)

@@ -20,20 +20,13 @@ from whence.report.traced import Traced
 from whence.report.usual import UsualValues, frame_of, rows_as_text
 
 Form = Literal["image", "text", "row", "none"]
-IMAGES = 1500
-"""Images in one page, of test and training inputs together."""
-TEXTS = 2_000
-"""Training texts in one page."""
-CELLS = 150_000
-"""Cells of test rows in one page."""
-WIDEST_ROW = 64
-"""Numbers an input may have to be shown as a row of a table without being asked for."""
-LONGEST_TEXT = 600
-"""Characters of a text that are shown."""
-SIDE = 64
-"""The longer side of a thumbnail, in pixels."""
-FIRST_CELLS = 8
-"""Cells of a row that stand before the others: those furthest from the ordinary."""
+IMAGES = 1500  # images in one page, of test and training inputs together
+TEXTS = 2_000  # training texts in one page
+CELLS = 150_000  # cells of test rows in one page
+WIDEST_ROW = 64  # numbers an input may have to be shown as a row of a table without being asked for
+LONGEST_TEXT = 600  # characters of a text that are shown
+SIDE = 64  # the longer side of a thumbnail, in pixels
+FIRST_CELLS = 8  # cells of a row that stand before the others: those furthest from the ordinary
 
 
 @dataclass(frozen=True)
@@ -129,7 +122,8 @@ class InputView:
             return {i: given[i] for i in wanted}
         if self.make is None:
             return {}
-        found, chosen = {}, set(wanted)
+        found: dict[int, Any] = {}
+        chosen = set(wanted)
         for start, inputs, _ in source.read():
             here = chosen.intersection(range(start, start + batch_size(inputs, "this batch")))
             made = self.make(inputs) if here else ()
@@ -194,10 +188,6 @@ def channels_first(images: Any) -> Tensor:
     """(n, 1 or 3, h, w) from grey (n, h, w), or (n, c, h, w) or (n, h, w, c) with 1 or 3 channels.
 
     Bytes become numbers between 0 and 1; other numbers stay as they are.
-
-    Examples:
-        >>> channels_first(torch.zeros(5, 8, 8)).shape, channels_first(torch.zeros(5, 8, 9, 3)).shape
-        (torch.Size([5, 1, 8, 8]), torch.Size([5, 3, 8, 9]))
     """
     found = torch.as_tensor(images, device="cpu").detach()
     found = found.float() / (255.0 if found.dtype == torch.uint8 else 1.0)
@@ -213,12 +203,7 @@ def channels_first(images: Any) -> Tensor:
 
 
 def thumbnail(image: Tensor, side: int = SIDE) -> str:
-    """An image (c, h, w) with numbers between 0 and 1 as a data URI: PNG, or WebP where that is smaller.
-
-    Examples:
-        >>> thumbnail(torch.zeros(1, 200, 100))[:22]
-        'data:image/png;base64,'
-    """
+    """An image (c, h, w) with numbers between 0 and 1 as a data URI: PNG, or WebP where that is smaller."""
     from PIL import Image  # an extra: only reports need it
 
     if max(image.shape[1:]) > side:

@@ -19,10 +19,8 @@ from whence.errors import InputError, ShapeError
 if TYPE_CHECKING:
     import pandas
 
-RARE = 0.025
-"""Share of training rows below which a value counts as unusually small, large or rare."""
-CENTRE = 0.005
-"""Share of the training values of a column, on each side, that do not count for its range; one at least."""
+RARE = 0.025  # share of training rows below which a value counts as unusually small, large or rare
+CENTRE = 0.005  # share of the training values of a column, on each side, that do not count for its range; one at least
 BEYOND, ACROSS_ZERO = 3.0, 0.5
 """A number that no training value is near cannot be where the gap is so many times the range of its column: zero and
 below in a column of positive numbers from a smaller gap on, as zeros often stand for what was not measured."""
@@ -137,12 +135,7 @@ def _constant_rows(values: Mapping[str, Any], dates: frozenset[str], rows: int) 
 
 
 def frame_of(table: Any) -> pandas.DataFrame:
-    """A data frame with rows numbered from zero, from a data frame, a mapping of columns, or an array of two axes.
-
-    Examples:
-        >>> frame_of({"age": [31, 45], "town": ["Ulm", "Bonn"]}).columns.tolist()
-        ['age', 'town']
-    """
+    """A data frame with rows numbered from zero, from a data frame, a mapping of columns, or an array of two axes."""
     import pandas  # an extra: only tables need it
 
     if isinstance(table, pandas.DataFrame):
@@ -162,12 +155,7 @@ def frame_of(table: Any) -> pandas.DataFrame:
 
 
 def rows_as_text(frame: pandas.DataFrame) -> list[tuple[str, ...]]:
-    """The cells of each row, as text.
-
-    Examples:
-        >>> rows_as_text(frame_of({"age": [31, 45], "town": ["Ulm", None]}))
-        [('31', 'Ulm'), ('45', 'missing')]
-    """
+    """The cells of each row, as text."""
     return list(zip(*(map(cell_text, column) for _, column in frame.items()), strict=True))
 
 
@@ -196,12 +184,7 @@ def _on_cpu(values: Any) -> Any:
 
 
 def cell_text(value: Any) -> str:
-    """A cell as text.
-
-    Examples:
-        >>> cell_text(2024.0), cell_text(True), cell_text(None)
-        ('2024', 'yes', 'missing')
-    """
+    """A cell as text."""
     import pandas  # an extra: only tables need it
 
     if pandas.api.types.is_scalar(value) and pandas.isna(value):

@@ -30,16 +30,11 @@ from whence.trust.exact import (
     random_signs,
 )
 
-ITERATIONS = 1000
-"""Most iterations of an exact solve."""
-VERDICT_FACTOR = 4
-"""Verdicts are compared for so many times the sample: they cost less than solves."""
-RIDGE_FACTORS = (0.1, 10.0)
-"""Factors on lambda at which verdicts are compared."""
-PARTS = ("the sample", "exact steps", "exact variances", "other ridges")
-"""That are counted while they last."""
-LEAST_RANKED = 3
-"""Predictions whose order is compared at other ridges."""
+ITERATIONS = 1000  # most iterations of an exact solve
+VERDICT_FACTOR = 4  # verdicts are compared for so many times the sample: they cost less than solves
+RIDGE_FACTORS = (0.1, 10.0)  # factors on lambda at which verdicts are compared
+PARTS = ("the sample", "exact steps", "exact variances", "other ridges")  # that are counted while they last
+LEAST_RANKED = 3  # predictions whose order is compared at other ridges
 
 
 def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, seconds: float) -> Trust:
@@ -158,17 +153,16 @@ def _check_steps(
     size = float(remaining.norm() / problem.weights().norm().clamp_min(torch.finfo(remaining.dtype).tiny))
     change = _root_mean_square(solver.output_change(sample, remaining), errors)
     newton_step = steps.newton if direction is None else direction
-    along_newton = linearization_error(solver, sample, None, newton_step.unsqueeze(0))
-    newton = _root_mean_square(along_newton.error[0], errors)
+    along_newton, _, hidden = linearization_error(solver, sample, None, newton_step.unsqueeze(0))
+    newton = _root_mean_square(along_newton[0], errors)
     factor = checks.factor_after_step(fitted, solver.training_change(steps.newton))
     far, trees = newton > checks.NEWTON_CHANGE[1], isinstance(problem.network.model, LeafSum)
     stationarity = checks.stationarity(size, change, factor, taken, far, trees)
     if not (trees and not taken):  # of trees nothing is concluded from the solves
         stationarity = if_solved(stationarity, solver.residual)
-    loo, own, hidden = 0.0, 0.0, along_newton.hidden
+    loo, own = 0.0, 0.0
     if deletions:
-        without = linearization_error(solver, sample, direction, steps.deletions)
-        loo, hidden = without.relative, without.hidden
+        _, loo, hidden = linearization_error(solver, sample, direction, steps.deletions)
         own = own_linearization_error(solver, deletions, direction, steps.deletions)
     return stationarity, if_solved(checks.linearization(loo, own, newton, taken, hidden), solver.residual)
 

@@ -188,30 +188,21 @@ def level_of(value: float, bounds: tuple[float, float]) -> str:
 
 
 def fold(factor: float) -> float:
-    """How many times too large or too small.
-
-    Examples:
-        >>> fold(0.5), fold(2.0)
-        (2.0, 2.0)
-    """
+    """How many times too large or too small."""
     return max(factor, 1.0 / factor) if factor > 0 else math.inf
 
 
 # Bounds of "fine" and of "careful" for each rule; docs/trust.md says where they come from.
-FOLD = (1.25, 2.0)
-"""Factors on a variance. Intervals meant to cover 95 % then cover 92 to 97 %, and 83 to 99 %."""
-RANK = (0.95, 0.8)
-"""Rank correlations with the exact variances below which order suffers, and below which it is lost."""
+FOLD = (1.25, 2.0)  # factors on a variance. Intervals meant to cover 95 % then cover 92 to 97 %, and 83 to 99 %.
+RANK = (0.95, 0.8)  # rank correlations with the exact variances below which order suffers, and below which it is lost
 STOPPED = (1.5, 8.0)
 """HeC3 over HeC3 after a Newton step. Up to the second, standard errors were within a factor of two of retraining."""
 NEWTON_CHANGE = (0.25, 1.0)
 """Root mean square change of predictions, or error of their change, by a Newton step, in standard errors."""
 LONGEST_STEP = 1.25
 """Of a Newton step, in lengths of the weights: with a longer one the network is near no optimum at all."""
-LINEARIZATION_ERROR = (0.3, 1.0)
-"""Linearization error of a change of outputs, over the change."""
-SAME_ORDER = (0.8, 0.5)
-"""Rank correlations of HeC3 with that at a tenth and at ten times lambda."""
+LINEARIZATION_ERROR = (0.3, 1.0)  # linearization error of a change of outputs, over the change
+SAME_ORDER = (0.8, 0.5)  # rank correlations of HeC3 with that at a tenth and at ten times lambda
 NEARLY_ALL = 0.9
 """Degrees of freedom over the numbers in the training targets from which on residuals say little about noise."""
 GUARDED = {"exact": (0.0, 0.01), "one_plus_q": (0.01, 0.2), "clip": (0.0, 0.0)}
@@ -222,10 +213,8 @@ INSIDE = (0.7, 0.35)
 DIAGONAL = (0.4, 0.15)
 """HeC3 in a Kronecker eigenbasis over that of a sample of gradients. On networks that were not certain of wrong labels
 it was .42 to 1.02, with HeC3 .57 to 6.6 times the exact one; on others .006 to .26, with HeC3 .01 to .27 times."""
-BY_ROUNDING = (0.01, 0.2)
-"""Shares of HeC3 along directions of an eigenbasis that rounding chooses."""
-UNCONVERGED = 0.1
-"""Relative residual of an exact solve beyond which nothing is concluded from it."""
+BY_ROUNDING = (0.01, 0.2)  # shares of HeC3 along directions of an eigenbasis that rounding chooses
+UNCONVERGED = 0.1  # relative residual of an exact solve beyond which nothing is concluded from it
 
 
 def judged(name: str, level: str, numbers: Mapping[str, float], fine: str, otherwise: str) -> Check:
@@ -482,8 +471,7 @@ def _judged_share(
         yield judged(name, level_of(share, bounds), {"share": share}, fine, otherwise)
 
 
-MOST_OUTPUTS = 32
-"""With more outputs nothing is checked: each source takes a backward pass for each."""
+MOST_OUTPUTS = 32  # with more outputs nothing is checked: each source takes a backward pass for each
 
 
 def _can_sample(fitted: Fitted) -> bool:
