@@ -140,7 +140,6 @@ def bands(
     train: tuple[Any, Any] | None = None,
     *,
     level: float = 0.95,
-    output: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
     """Predictions of one number from one number: the curve, and its confidence bounds by HeC3 (area) and Ho (lines).
@@ -150,7 +149,6 @@ def bands(
         uncertainty: of these m predictions.
         train: inputs and targets of the training examples, drawn as dots.
         level: of the bounds, which are for the curve itself; single observations scatter more.
-        output: which output of the network.
         ax: where to draw.
 
     Examples:
@@ -160,17 +158,15 @@ def bands(
     """
     x = column(x, len(uncertainty), "places x")
     order = np.argsort(x, kind="stable")
-    x, curve = x[order], uncertainty.mean[:, output].detach().cpu().numpy()[order]
+    x, curve = x[order], uncertainty.mean[:, 0].detach().cpu().numpy()[order]
     ax = axes(ax)
     shown = [curve]
     if train is not None:
         inputs = column(train[0], len(train[0]), "training inputs", "training example")
-        given = torch.as_tensor(train[1], device="cpu")
-        given = given[:, output] if given.ndim > 1 else given
-        shown.append(targets := column(given, len(inputs), "training targets", "training example"))
+        shown.append(targets := column(train[1], len(inputs), "training targets", "training example"))
         ax.scatter(inputs, targets, s=9, c=GREY, alpha=0.7, linewidths=0, label="training examples", zorder=2)
     intervals = (uncertainty.interval(level, name) for name in ("hec3", "ho"))
-    area, lines = ([bound[:, output].cpu().numpy()[order] for bound in interval] for interval in intervals)
+    area, lines = ([bound[:, 0].cpu().numpy()[order] for bound in interval] for interval in intervals)
     ax.fill_between(x, area[0], area[1], color=BLUE, alpha=0.25, linewidth=0, label=f"HeC3, {level:.0%}", zorder=1)
     for line, label in zip(lines, (f"Ho, {level:.0%}", None), strict=True):
         ax.plot(x, line, color=VERMILLION, linewidth=1.3, linestyle=DASHED, label=label, zorder=3)
@@ -379,7 +375,7 @@ def source_map(
     return quiet(ax)
 
 
-def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
+def leverage_residual(tracer: Tracer, top: int = 5, ax: Axes | None = None) -> Axes:
     """Leverage against the studentized residual of every training example.
 
     To the right: examples that decide their own prediction. Up and down: labels that the others contradict. Those with
@@ -388,7 +384,6 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
     Args:
         tracer: the fit. With several outputs leverages are summed, and the size of the residual is shown.
         top: how many examples to name.
-        names: one for each training example; their positions when not given.
         ax: where to draw.
 
     Examples:
@@ -398,7 +393,6 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
     """
     check_ungrouped(tracer)
     n, k = tracer.problem.n, tracer.problem.k
-    check_count(names, n, "names", "training example")
     leverage, residual = tracer.leverage.sum(1).cpu().numpy(), label_suspicion(tracer).score.cpu().numpy()
     if k == 1:
         residual = residual * np.sign(tracer.residuals[:, 0].cpu().numpy())
@@ -408,11 +402,8 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
     ax.scatter(leverage[rest], residual[rest], s=14, c=GREY, alpha=0.65, linewidths=0, zorder=2)
     ax.scatter(leverage[largest], residual[largest], s=24, c=BLUE, linewidths=0, zorder=3)
     for place in largest:
-        name, (side, offset) = (
-            names[place] if names else str(place),
-            ("top", -5) if residual[place] < 0 else ("bottom", 5),
-        )
-        note(ax, name, (leverage[place], residual[place]), (0, offset), ha="center", va=side, fontsize="small")
+        side, offset = ("top", -5) if residual[place] < 0 else ("bottom", 5)
+        note(ax, str(place), (leverage[place], residual[place]), (0, offset), ha="center", va=side, fontsize="small")
     ax.margins(x=0.06, y=0.12)
     ax.set_xlim(left=0.0)
     if k == 1:
@@ -475,6 +466,7 @@ def _cooks_lines(ax: Axes, freedom: float) -> None:
     ax.set(xlim=(left, right), ylim=(bottom, top))
 
 
+PAD = 0.15  # what is shown beyond the inputs, as a share of their range
 BATCH = 4096  # places of the plane that are predicted together
 MARKERS = "osD^vP"
 GREYS = ("#1a1a1a", "#ffffff", "#b5b5b5", "#6e6e6e")
@@ -488,7 +480,6 @@ def decision_regions(
     show: Literal["doubt", "ho", "hec3", "ratio"] = "doubt",
     names: Sequence[str] | None = None,
     steps: int = 120,
-    pad: float = 0.15,
     ax: Axes | None = None,
 ) -> Axes:
     """What the network decides all over a plane, and how sure it is.
@@ -504,7 +495,6 @@ def decision_regions(
         show: "doubt", "ho", "hec3" or "ratio".
         names: of the classes, for the legend.
         steps: places along each axis.
-        pad: what to show beyond the inputs, as a share of their range.
         ax: where to draw.
 
     Examples:
@@ -524,7 +514,7 @@ def decision_regions(
     if points.ndim != 2 or points.shape[1] != 2:
         raise ShapeError(f"expected inputs of shape (n, 2), got {tuple(points.shape)}.")
     low, high = points.amin(0).double().cpu().numpy(), points.amax(0).double().cpu().numpy()
-    extra = pad * np.maximum(high - low, 1e-9)
+    extra = PAD * np.maximum(high - low, 1e-9)
     east, north = np.linspace(low - extra, high + extra, steps).T
     plane = torch.cartesian_prod(torch.from_numpy(east), torch.from_numpy(north)).to(points)
     found = tracer.predict(list(plane.split(BATCH)), covariance=(show == "doubt" and tracer.problem.k > 1) or None)
