@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from textwrap import wrap
 
-WIDTH = 80
-"""Columns of a terminal that tables keep to."""
-NARROW = 24
-"""The least width that text is wrapped to."""
-SHOWN = 10
-"""Rows that are shown of a longer table."""
+WIDTH = 80  # columns of a terminal that tables keep to
+NARROW = 24  # the least width that text is wrapped to
+SHOWN = 10  # rows that are shown of a longer table
 
 # Colours that read on white and on black alike.
 DOTS = {"noise": "#3a8fc4", "scarcity": "#d9772b", "both": "#b0609a", "plain": "#8a9097"}
@@ -172,12 +169,7 @@ def listing(items: Sequence[object], most: int = 5) -> str:
 
 
 def cut(line: str, width: int = WIDTH) -> str:
-    """A line of at most so many characters.
-
-    Examples:
-        >>> cut("a long line", 7)
-        'a lo...'
-    """
+    """A line of at most so many characters."""
     return line if len(line) <= width else line[: width - 3] + "..."
 
 

@@ -70,14 +70,14 @@ STYLES = {
 
 NAMES = {"ho": "Ho", "laplace": "Laplace", "ratio": "HeC3/Ho", **{f"hec{i}": f"HeC{i}" for i in range(4)}}
 # Colours and dashes of the estimators, and of curves that have none of their own; neighbours differ in both.
-COLOURS = {"hec3": BLUE, "ho": VERMILLION, "ratio": GREEN, "laplace": PURPLE, "jackknife": ORANGE}
-DASHES: dict[str, Any] = {"hec3": "-", "ho": (0, (5, 2)), "ratio": (0, (1, 1.2)), "laplace": (0, (6, 2, 1, 2))}
-FURTHER: tuple[tuple[str, Any], ...] = (
-    (PURPLE, "-"),
-    (ORANGE, (0, (5, 2))),
-    (BLACK, (0, (1, 1.2))),
-    (SKY, (0, (6, 2, 1, 2))),
-)
+DASHED, DOTTED, MIXED = (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2))
+LINES: dict[str, tuple[str, Any]] = {
+    "hec3": (BLUE, "-"),
+    "ho": (VERMILLION, DASHED),
+    "ratio": (GREEN, DOTTED),
+    "laplace": (PURPLE, MIXED),
+}
+FURTHER: tuple[tuple[str, Any], ...] = ((PURPLE, "-"), (ORANGE, DASHED), (BLACK, DOTTED), (SKY, MIXED))
 
 
 def axes(ax: Axes | None) -> Axes:
@@ -98,8 +98,8 @@ def quiet(ax: Axes) -> Axes:
     ax.spines[["left", "bottom"]].set_color(LINE)
     ax.tick_params(colors=INK, which="both")
     ax.tick_params(which="minor", length=0)
-    for label in (ax.xaxis.label, ax.yaxis.label):
-        label.set_color(INK)
+    ax.xaxis.label.set_color(INK)
+    ax.yaxis.label.set_color(INK)
     return ax
 
 
@@ -115,6 +115,11 @@ def column(values: Any, count: int, what: str, of: str = "prediction") -> Number
     return found.reshape(count)
 
 
+def note(ax: Axes, text: str, place: tuple[Any, Any], offset: tuple[int, int], **style: Any) -> None:
+    """A text in blue beside a place, so many points away."""
+    ax.annotate(text, place, xytext=offset, textcoords="offset points", color=BLUE, **style)
+
+
 def check_count(given: Sized | None, count: int, what: str, of: str = "prediction") -> None:
     """Raise unless there is one of something for each of `count` things, or none at all."""
     if given is not None and len(given) != count:
@@ -126,8 +131,7 @@ def score(uncertainty: Uncertainty, by: str) -> Tensor:
     return uncertainty.ratio if by == "ratio" else uncertainty.trace(by)
 
 
-FEWEST = 2.0
-"""Per cent of the predictions whose mean error sets the height of the picture; that of fewer is chance."""
+FEWEST = 2.0  # per cent of the predictions whose mean error sets the height of the picture; that of fewer is chance
 
 
 def bands(
@@ -136,7 +140,6 @@ def bands(
     train: tuple[Any, Any] | None = None,
     *,
     level: float = 0.95,
-    output: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
     """Predictions of one number from one number: the curve, and its confidence bounds by HeC3 (area) and Ho (lines).
@@ -146,7 +149,6 @@ def bands(
         uncertainty: of these m predictions.
         train: inputs and targets of the training examples, drawn as dots.
         level: of the bounds, which are for the curve itself; single observations scatter more.
-        output: which output of the network.
         ax: where to draw.
 
     Examples:
@@ -156,32 +158,25 @@ def bands(
     """
     x = column(x, len(uncertainty), "places x")
     order = np.argsort(x, kind="stable")
-    x = x[order]
-    curve = uncertainty.mean[:, output].detach().cpu().numpy()[order]
+    x, curve = x[order], uncertainty.mean[:, 0].detach().cpu().numpy()[order]
     ax = axes(ax)
     shown = [curve]
     if train is not None:
         inputs = column(train[0], len(train[0]), "training inputs", "training example")
-        targets = np.asarray(train[1].detach().cpu() if hasattr(train[1], "detach") else train[1])
-        targets = targets[:, output] if targets.ndim > 1 else targets
-        targets = column(targets, len(inputs), "training targets", "training example")
-        shown.append(targets)
+        shown.append(targets := column(train[1], len(inputs), "training targets", "training example"))
         ax.scatter(inputs, targets, s=9, c=GREY, alpha=0.7, linewidths=0, label="training examples", zorder=2)
     intervals = (uncertainty.interval(level, name) for name in ("hec3", "ho"))
-    area, lines = ([bound[:, output].cpu().numpy()[order] for bound in interval] for interval in intervals)
+    area, lines = ([bound[:, 0].cpu().numpy()[order] for bound in interval] for interval in intervals)
     ax.fill_between(x, area[0], area[1], color=BLUE, alpha=0.25, linewidth=0, label=f"HeC3, {level:.0%}", zorder=1)
     for line, label in zip(lines, (f"Ho, {level:.0%}", None), strict=True):
-        ax.plot(x, line, color=VERMILLION, linewidth=1.3, linestyle=DASHES["ho"], label=label, zorder=3)
+        ax.plot(x, line, color=VERMILLION, linewidth=1.3, linestyle=DASHED, label=label, zorder=3)
     ax.plot(x, curve, color=INK, linewidth=1.8, label="prediction", zorder=4)
     low, high = min(part.min() for part in shown), max(part.max() for part in shown)
     room = max(high - low, 1e-12)  # for curve and dots, and for the bounds unless they would flatten both
     bottom = max(low - 0.6 * room, min(low, *(part.min() for part in area + lines)) - 0.05 * room)
     top = min(high + 0.6 * room, max(high, *(part.max() for part in area + lines)) + 0.05 * room)
     ax.set(xlabel="input", ylabel="output", xlim=(x.min(), x.max()), ylim=(bottom, top))
-    labelled = list(zip(*ax.get_legend_handles_labels(), strict=True))[::-1]
-    labelled.sort(key=lambda pair: pair[1] != "prediction")
-    handles, labels = zip(*labelled, strict=True)
-    ax.legend(handles, labels, frameon=False, fontsize="small")
+    ax.legend(frameon=False, fontsize="small", reverse=True)
     return quiet(ax)
 
 
@@ -220,9 +215,9 @@ def risk_coverage(
     for place, (name, values) in enumerate(scores.items()):
         risk = kept_risk(values, errors)
         top = max(top, float(risk[coverage >= FEWEST].max()))
-        colour, dashes = FURTHER[(place - len(by)) % len(FURTHER)]
-        style = {"color": COLOURS.get(name, colour), "linestyle": DASHES.get(name, dashes), "linewidth": 1.8}
-        ax.plot(coverage, risk, label=f"{NAMES.get(name, name)} ({number(risk.mean())})", **style)
+        colour, dashes = LINES.get(name, FURTHER[(place - len(by)) % len(FURTHER)])
+        label = f"{NAMES.get(name, name)} ({number(risk.mean())})"
+        ax.plot(coverage, risk, color=colour, linestyle=dashes, linewidth=1.8, label=label)
     best = kept_risk(errors, errors)
     ax.plot(coverage, best, color=LINE, linewidth=1, label=f"knowing the errors ({number(best.mean())})")
     ax.axhline(chance, color=LINE, linewidth=1, linestyle=(0, (1, 2)), label=f"by chance ({number(chance)})")
@@ -253,27 +248,17 @@ def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
     best = int(errors.argmin())
     ax.axvline(path.best, color=BLUE, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     ax.plot(ridges[best : best + 1], errors[best : best + 1], "o", color=BLUE, markersize=8, zorder=3)
-    right = best > len(ridges) / 2
-    ax.annotate(
-        f"λ = {path.best:.3g}{', at the end of the grid' if best in (0, len(ridges) - 1) else ''}",
-        (path.best, 1.0),
-        xycoords=("data", "axes fraction"),
-        xytext=(-6 if right else 6, -4),
-        textcoords="offset points",
-        ha="right" if right else "left",
-        va="top",
-        color=BLUE,
-    )
+    text = f"λ = {path.best:.3g}{', at the end of the grid' if best in (0, len(ridges) - 1) else ''}"
+    side, offset = ("right", -6) if best > len(ridges) / 2 else ("left", 6)
+    note(ax, text, (path.best, 1.0), (offset, -4), xycoords=("data", "axes fraction"), ha=side, va="top")
     ax.set(xscale="log", xlabel="ridge λ, on the sum scale", ylabel="leave-one-out error")
     if errors.min() > 0 and errors.max() / errors.min() > 20:
         ax.set_yscale("log")
     return quiet(ax)
 
 
-LARGEST = 130.0
-"""Area of the largest circle of a map, in points squared."""
-COOKS_DISTANCES = (0.5, 1.0)
-"""Along which lines are drawn, as is usual."""
+LARGEST = 130.0  # area of the largest circle of a map, in points squared
+COOKS_DISTANCES = (0.5, 1.0)  # along which lines are drawn, as is usual
 
 
 def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None, ax: Axes | None = None) -> Axes:
@@ -326,11 +311,8 @@ def by_source(uncertainty: Uncertainty, share: float = 0.1) -> list[Group]:
     edge = 1.0 - (max(round(share * m), 1) - 0.5) / max(m - 1, 1)
     noise = Group("uncertain by HeC3: noisy labels nearby", "noise")
     scarcity = Group("uncertain by Ho: few examples nearby", "scarcity")
-    plain = Group("neither")
-    return [
-        plain if max(a, b) < edge else noise if b > a else scarcity
-        for a, b in zip(ho.tolist(), hec3.tolist(), strict=True)
-    ]
+    pairs = zip(ho.tolist(), hec3.tolist(), strict=True)
+    return [Group("neither") if max(a, b) < edge else noise if b > a else scarcity for a, b in pairs]
 
 
 def by_verdict(explanation: Explanation) -> list[Group]:
@@ -393,7 +375,7 @@ def source_map(
     return quiet(ax)
 
 
-def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
+def leverage_residual(tracer: Tracer, top: int = 5, ax: Axes | None = None) -> Axes:
     """Leverage against the studentized residual of every training example.
 
     To the right: examples that decide their own prediction. Up and down: labels that the others contradict. Those with
@@ -402,7 +384,6 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
     Args:
         tracer: the fit. With several outputs leverages are summed, and the size of the residual is shown.
         top: how many examples to name.
-        names: one for each training example; their positions when not given.
         ax: where to draw.
 
     Examples:
@@ -412,7 +393,6 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
     """
     check_ungrouped(tracer)
     n, k = tracer.problem.n, tracer.problem.k
-    check_count(names, n, "names", "training example")
     leverage, residual = tracer.leverage.sum(1).cpu().numpy(), label_suspicion(tracer).score.cpu().numpy()
     if k == 1:
         residual = residual * np.sign(tracer.residuals[:, 0].cpu().numpy())
@@ -422,17 +402,8 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
     ax.scatter(leverage[rest], residual[rest], s=14, c=GREY, alpha=0.65, linewidths=0, zorder=2)
     ax.scatter(leverage[largest], residual[largest], s=24, c=BLUE, linewidths=0, zorder=3)
     for place in largest:
-        below = residual[place] < 0
-        ax.annotate(
-            str(place) if names is None else names[place],
-            (leverage[place], residual[place]),
-            xytext=(0, -5 if below else 5),
-            textcoords="offset points",
-            ha="center",
-            va="top" if below else "bottom",
-            fontsize="small",
-            color=BLUE,
-        )
+        side, offset = ("top", -5) if residual[place] < 0 else ("bottom", 5)
+        note(ax, str(place), (leverage[place], residual[place]), (0, offset), ha="center", va=side, fontsize="small")
     ax.margins(x=0.06, y=0.12)
     ax.set_xlim(left=0.0)
     if k == 1:
@@ -447,13 +418,7 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Place of each value among all, from 0 for the smallest, or NaN, to 1 for the largest; equal ones as they come.
-
-    Examples:
-        >>> import torch
-        >>> ranks(torch.tensor([5.0, 1.0, 3.0]))
-        tensor([1.0000, 0.0000, 0.5000])
-    """
+    """Place of each value among all, from 0 for the smallest, or NaN, to 1 for the largest; equal ones as they come."""
     known = torch.where(values.isnan(), -torch.inf, values)
     return known.argsort(stable=True).argsort() / max(len(values) - 1, 1)
 
@@ -501,8 +466,8 @@ def _cooks_lines(ax: Axes, freedom: float) -> None:
     ax.set(xlim=(left, right), ylim=(bottom, top))
 
 
-BATCH = 4096
-"""Places of the plane that are predicted together."""
+PAD = 0.15  # what is shown beyond the inputs, as a share of their range
+BATCH = 4096  # places of the plane that are predicted together
 MARKERS = "osD^vP"
 GREYS = ("#1a1a1a", "#ffffff", "#b5b5b5", "#6e6e6e")
 
@@ -515,7 +480,6 @@ def decision_regions(
     show: Literal["doubt", "ho", "hec3", "ratio"] = "doubt",
     names: Sequence[str] | None = None,
     steps: int = 120,
-    pad: float = 0.15,
     ax: Axes | None = None,
 ) -> Axes:
     """What the network decides all over a plane, and how sure it is.
@@ -531,7 +495,6 @@ def decision_regions(
         show: "doubt", "ho", "hec3" or "ratio".
         names: of the classes, for the legend.
         steps: places along each axis.
-        pad: what to show beyond the inputs, as a share of their range.
         ax: where to draw.
 
     Examples:
@@ -551,7 +514,7 @@ def decision_regions(
     if points.ndim != 2 or points.shape[1] != 2:
         raise ShapeError(f"expected inputs of shape (n, 2), got {tuple(points.shape)}.")
     low, high = points.amin(0).double().cpu().numpy(), points.amax(0).double().cpu().numpy()
-    extra = pad * np.maximum(high - low, 1e-9)
+    extra = PAD * np.maximum(high - low, 1e-9)
     east, north = np.linspace(low - extra, high + extra, steps).T
     plane = torch.cartesian_prod(torch.from_numpy(east), torch.from_numpy(north)).to(points)
     found = tracer.predict(list(plane.split(BATCH)), covariance=(show == "doubt" and tracer.problem.k > 1) or None)
@@ -620,19 +583,10 @@ def _examples(ax: Axes, points: Tensor, labels: Any, names: Sequence[str] | None
     check_count(classes, len(places), "labels", "input")
     shades = GREYS if grey else PALETTE
     for place, label in enumerate(np.unique(classes)):
-        colour = place if classes.min() < 0 else int(label)
-        chosen = classes == label
-        ax.scatter(
-            places[chosen, 0],
-            places[chosen, 1],
-            s=18,
-            c=shades[colour % len(shades)],
-            marker=MARKERS[colour % len(MARKERS)],
-            edgecolors=INK if grey and colour % len(GREYS) else "white",
-            linewidths=0.6,
-            label=names[colour] if names is not None else f"class {label:g}",
-            zorder=3,
-        )
+        at = place if classes.min() < 0 else int(label)
+        look: Any = {"c": shades[at % len(shades)], "marker": MARKERS[at % len(MARKERS)], "s": 18, "linewidths": 0.6}
+        look |= {"edgecolors": INK if grey and at % len(GREYS) else "white", "zorder": 3}
+        ax.scatter(*places[classes == label].T, label=f"class {label:g}" if names is None else names[at], **look)
     ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
 
 

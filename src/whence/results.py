@@ -40,11 +40,8 @@ def slopes(likelihood: Likelihood, outputs: Tensor) -> Tensor:
         >>> slopes(Bernoulli(), torch.zeros(1, 1))
         tensor([[[0.2500]]])
     """
-
-    def one(row: Tensor) -> Tensor:
-        return likelihood.probabilities(row.unsqueeze(0)).squeeze(0)
-
-    found: Tensor = torch.func.vmap(torch.func.jacrev(one))(outputs)
+    of_one = torch.func.jacrev(lambda row: likelihood.probabilities(row.unsqueeze(0)).squeeze(0))
+    found: Tensor = torch.func.vmap(of_one)(outputs)
     return found
 
 
@@ -59,24 +56,6 @@ class ChosenOutputs:
     index: Tensor | None  # (m, ..., c) positions of the outputs among all k; `None` for sketches
     probabilities: Tensor | None  # (m, ..., c) of these classes, where the likelihood has classes
     sketches: bool  # whether the variances are of random sketches, each with the trace of the covariance as its mean
-
-
-def _padded(values: Tensor, positions: tuple[int, ...]) -> Tensor:
-    """(m, t, ...) with more positions, which hold nothing."""
-    if values.shape[1 : 1 + len(positions)] == positions:
-        return values
-    wide = values.new_full((len(values), *positions, *values.shape[1 + len(positions) :]), _missing(values))
-    wide[tuple(slice(0, size) for size in values.shape)] = values
-    return wide
-
-
-def _single(values: Tensor) -> Tensor:
-    return values.squeeze(-1) if values.shape[-1] == 1 else values
-
-
-def _missing(values: Tensor) -> float:
-    """Stands for a number that is not there: -1 among whole numbers."""
-    return float("nan") if values.is_floating_point() else -1
 
 
 @dataclass(frozen=True)
@@ -176,25 +155,26 @@ class Uncertainty(Shown):
 
     def trace(self, estimator: str = "hec3") -> Tensor:
         """(m,) total variance of the outputs that were looked at; of random sketches, an unbiased estimate for all."""
-        if self._sketched:
-            return self._sketches(estimator).mean(-1)
-        return self.variance(estimator).sum(-1)
+        return self._sketches(estimator).mean(-1) if self._sketched else self.variance(estimator).sum(-1)
 
     def trace_error(self, estimator: str = "hec3") -> Tensor:
         """(m,) standard error of `trace` over the random signs of the sketches; zero without sketches."""
-        if self._sketched:
-            values = self._sketches(estimator)
-            return values.std(-1) / math.sqrt(values.shape[-1])
-        return torch.zeros_like(self.trace(estimator))
+        if not self._sketched:
+            return torch.zeros_like(self.trace(estimator))
+        values = self._sketches(estimator)
+        return values.std(-1) / math.sqrt(values.shape[-1])
 
     @property
     def _sketched(self) -> bool:
         return self.chosen is not None and self.chosen.sketches
 
     def _sketches(self, estimator: str) -> Tensor:
-        if estimator not in self.variances:
-            raise InputError(f"expected one of {', '.join(self.estimators)}, got {estimator!r}.")
+        self._check_name(estimator)
         return self.variances[estimator]
+
+    def _check_name(self, estimator: str) -> None:
+        if estimator not in self.estimators:
+            raise InputError(f"expected one of {', '.join(self.estimators)}, got {estimator!r}.")
 
     @property
     def estimators(self) -> tuple[str, ...]:
@@ -203,8 +183,7 @@ class Uncertainty(Shown):
 
     def covariance(self, estimator: str = "hec3") -> Tensor:
         """(m, k, k) covariance between the outputs of each prediction; computed now if it was not yet."""
-        if estimator not in self.estimators:
-            raise InputError(f"expected one of {', '.join(self.estimators)}, got {estimator!r}.")
+        self._check_name(estimator)
         if estimator not in self.covariances:
             if self._sketched or (self.later is None and self.mean.shape[-1] > MAX_OUTPUTS):
                 raise InputError(
@@ -246,23 +225,23 @@ class Uncertainty(Shown):
     @property
     def margin(self) -> Tensor:
         """(m,) the largest logit less the second largest; for logits apart |f|, (m,) for one and (m, k) for many."""
-        contrasts = by_row(self._known_likelihood("a margin").contrasts, self.mean)  # (m, ..., c, k)
-        return _single(torch.einsum("...ck,...k->...c", contrasts, self.mean))
+        return _single(torch.einsum("...ck,...k->...c", self._contrasts("a margin"), self.mean))
 
     def margin_variance(self, estimator: str = "hec3") -> Tensor:
         """(m,) or (m, k) variance of the margin: a margin of few standard deviations may turn into another class."""
-        contrasts = by_row(self._known_likelihood("the variance of a margin").contrasts, self.mean)
         covariance = self.covariance(estimator)
-        contrasts = contrasts.to(covariance.dtype)
+        contrasts = self._contrasts("the variance of a margin").to(covariance.dtype)
         return _single(torch.einsum("...ck,...kj,...cj->...c", contrasts, covariance, contrasts).clamp_min(0.0))
+
+    def _contrasts(self, of_all: str) -> Tensor:
+        """(m, c, k) mixtures of the outputs that are margins."""
+        return by_row(self._known_likelihood(of_all).contrasts, self.mean)
 
     def _known_likelihood(self, of_all: str = "") -> Likelihood:
         """The likelihood, or an error where there is none, or where something needs all outputs that are not there."""
         if self.likelihood is None:
-            raise InputError(
-                "expected results that know their likelihood for probabilities, got none. Take them from "
-                "Tracer.predict."
-            )
+            known = "expected results that know their likelihood for probabilities, got none."
+            raise InputError(f"{known} Take them from Tracer.predict.")
         if of_all and self.chosen is not None and not self.chosen.sketches:
             raise InputError(f'expected all outputs for {of_all}, got some of them. Predict with outputs="all".')
         return self.likelihood
@@ -291,31 +270,33 @@ class Uncertainty(Shown):
 
     def __repr__(self) -> str:
         """Sizes and medians."""
-        *shape, k = self.mean.shape
         if not len(self):
-            return f"Uncertainty(no predictions, {count(k, 'output')})"
-        middle = {name: float(self.trace(name).nanmedian()) for name in ("ho", "hec3")}
-        where = "" if len(shape) == 1 else f" at {' x '.join(map(str, shape[1:]))} positions"
-        logits = " of the logits" if self.likelihood is not None and self.likelihood.has_classes else ""
-        return (
-            f"Uncertainty({count(shape[0], 'prediction')}{where}, {count(k, 'output')}; "
-            f"median variance{logits} Ho {number(middle['ho'])}, HeC3 {number(middle['hec3'])}, "
-            f"median ratio {number(float(self.ratio.nanmedian()))})"
-        )
+            return f"Uncertainty(no predictions, {count(self.mean.shape[-1], 'output')})"
+        ho, hec3, ratio = (number(float(one.nanmedian())) for one in (self.trace("ho"), self.trace("hec3"), self.ratio))
+        logits = " of the logits" if self._has_classes else ""
+        return f"Uncertainty({self._size()}; median variance{logits} Ho {ho}, HeC3 {hec3}, median ratio {ratio})"
+
+    def _size(self, of: str = "") -> str:
+        """How many predictions, at which positions, of how many outputs."""
+        *shape, k = self.mean.shape
+        positions = "" if len(shape) == 1 else f" at {' x '.join(map(str, shape[1:]))} positions"
+        return f"{count(shape[0], 'prediction')}{positions}, {of}{count(k, 'output')}"
+
+    @property
+    def _has_classes(self) -> bool:
+        return self.likelihood is not None and self.likelihood.has_classes
 
     def _table(self) -> Table:
         *shape, k = self.mean.shape
-        positions = "" if len(shape) == 1 else f" at {' x '.join(map(str, shape[1:]))} positions"
-        sketches = self._sketched
-        title = f"{count(shape[0], 'prediction')}{positions}, {'random sketches of ' * sketches}{count(k, 'output')}"
-        total = math.prod(shape)
+        sketches, total = self._sketched, math.prod(shape)
+        title = self._size("random sketches of " * sketches)
         if not total:
             return Table(title)
         rows, more = rows_shown(total, "to_frame()")
-        each = math.prod(shape[1:])
         numbering = places(rows)
         if len(shape) > 1:
-            numbering = Column("no., position", tuple(f"{row // each}, {row % each}" for row in range(rows)))
+            pairs = (divmod(row, math.prod(shape[1:])) for row in range(rows))
+            numbering = Column("no., position", tuple(f"{row}, {position}" for row, position in pairs))
         ho, hec3, ratio = (values.reshape(-1)[:rows] for values in (self.trace("ho"), self.trace("hec3"), self.ratio))
         bars = (hec3 / hec3.nan_to_num(0.0).max()).nan_to_num(0.0)
         columns = [numbering, *([] if sketches else _answers(self, rows))]
@@ -325,10 +306,8 @@ class Uncertainty(Shown):
             if self._stds is None:
                 note = "Standard deviations: probability_std(). Logits and their variances: to_frame()."
         else:
-            columns += [
-                Column("Ho", numbers(ho.tolist())),
-                Column("HeC3", numbers(hec3.tolist()), bars=tuple(bars.tolist())),
-            ]
+            columns.append(Column("Ho", numbers(ho.tolist())))
+            columns.append(Column("HeC3", numbers(hec3.tolist()), bars=tuple(bars.tolist())))
         columns.append(Column("HeC3/Ho", tuple(f"{value:.2f}" for value in ratio.tolist())))
         return Table(title, tuple(columns), f"{note}\n{more}".strip())
 
@@ -336,6 +315,24 @@ class Uncertainty(Shown):
     def _stds(self) -> Tensor | None:
         """Standard deviations of the probabilities, where covariances were computed."""
         return self.probability_std() if self.chosen is None and "hec3" in self.covariances else None
+
+
+def _padded(values: Tensor, positions: tuple[int, ...]) -> Tensor:
+    """(m, t, ...) with more positions, which hold nothing."""
+    if values.shape[1 : 1 + len(positions)] == positions:
+        return values
+    wide = values.new_full((len(values), *positions, *values.shape[1 + len(positions) :]), _missing(values))
+    wide[tuple(slice(0, size) for size in values.shape)] = values
+    return wide
+
+
+def _single(values: Tensor) -> Tensor:
+    return values.squeeze(-1) if values.shape[-1] == 1 else values
+
+
+def _missing(values: Tensor) -> float:
+    """Stands for a number that is not there: -1 among whole numbers."""
+    return float("nan") if values.is_floating_point() else -1
 
 
 def without_padding(u: Uncertainty, inputs: Inputs) -> Uncertainty:
@@ -369,14 +366,11 @@ def _columns(u: Uncertainty) -> dict[str, Tensor]:
     if u.chosen is not None and u.chosen.index is not None:
         columns |= _by_output("output", u.chosen.index, shape)
     if not sketches:
-        logits = u.likelihood is not None and u.likelihood.has_classes
-        columns |= _by_output("logit" if logits else "mean", u.mean, shape)
-    if u.likelihood is not None and u.likelihood.has_classes and not sketches:
+        columns |= _by_output("logit" if u._has_classes else "mean", u.mean, shape)
+    if u._has_classes and not sketches:
         columns |= _by_output("probability", u.probabilities, shape)
-        if u.chosen is None:
-            columns |= _by_output("margin", u.margin, shape)
-        if u._stds is not None:
-            columns |= _by_output("probability_std", u._stds, shape)
+        columns |= _by_output("margin", u.margin, shape) if u.chosen is None else {}
+        columns |= {} if u._stds is None else _by_output("probability_std", u._stds, shape)
     for name in u.estimators:
         columns[name] = u.trace(name)
         if sketches:
@@ -425,8 +419,7 @@ def _answers(u: Uncertainty, rows: int) -> list[Column]:
     return [*columns, Column("probability", tuple(probability_text(*pair) for pair in pairs))]
 
 
-MAX_STD = 0.5
-"""No probability has a larger standard deviation; where one comes out, to first order, nothing is known."""
+MAX_STD = 0.5  # no probability has a larger standard deviation; where one comes out, to first order, nothing is known
 
 
 def probability_text(probability: float, std: float = math.nan) -> str:
@@ -453,12 +446,11 @@ def frame(columns: Mapping[str, Sequence[Tensor | list[str]]]) -> pandas.DataFra
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("expected pandas for a table. Install it: pip install 'whence[report]'.") from error
 
-    joined = {}
-    for name, pieces in columns.items():
-        tensors = [piece for piece in pieces if isinstance(piece, Tensor)]
-        words = [word for piece in pieces if not isinstance(piece, Tensor) for word in piece]
-        joined[name] = torch.cat(tensors).cpu().numpy() if tensors else words
-    return pandas.DataFrame(joined)
+    def joined(pieces: Sequence[Any]) -> Any:
+        tensors = len(pieces) and isinstance(pieces[0], Tensor)
+        return torch.cat([*pieces]).cpu().numpy() if tensors else [word for piece in pieces for word in piece]
+
+    return pandas.DataFrame({name: joined(pieces) for name, pieces in columns.items()})
 
 
 @dataclass(frozen=True)

@@ -441,7 +441,6 @@ class Tracer(Fitted):
         path: str | Path,
         test: Any,
         *,
-        train: Any = None,
         names: Sequence[str] | None = None,
         images: Any = None,
         texts: Any = None,
@@ -456,7 +455,6 @@ class Tracer(Fitted):
             path: the file to write.
             test: inputs as for `predict`; with targets, as (inputs, targets) or a loader of such pairs, the report also
                 marks right and wrong predictions and draws calibration and risk-coverage curves.
-            train: the training data to show, in the order of the fit; by default what the fit was made with.
             names: of the classes, or of the outputs.
             images: how to show inputs as pictures: (m, h, w) or (m, c, h, w) of the test inputs, a pair of such arrays
                 for test and training inputs, or a function that makes them from a batch of inputs.
@@ -479,4 +477,4 @@ class Tracer(Fitted):
             ...     tracer.report(f"{folder}/report.html", (2 * x, 4 * x), table={"size": 2 * x[:, 0]}).name
             'report.html'
         """
-        return reports.write(self, path, test, train, names, (images, texts, table), **options)
+        return reports.write(self, path, test, names, (images, texts, table), **options)

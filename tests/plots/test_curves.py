@@ -39,10 +39,9 @@ def test_bands_that_explode_do_not_flatten_the_curve() -> None:
     assert ax.get_ylim() == pytest.approx((-0.6, 1.6))
 
 
-def test_bands_pick_an_output_and_check_their_inputs() -> None:
+def test_bands_draw_the_training_examples_and_check_their_inputs() -> None:
     tracer, x, y = line_fit()
-    two = torch.cat([y, -y], 1)
-    ax = bands(x, tracer.predict(x), (x, two), output=0, ax=Figure().subplots())
+    ax = bands(x, tracer.predict(x), (x, y), ax=Figure().subplots())
     assert np.asarray(ax.collections[0].get_offsets())[:, 1] == pytest.approx(y.squeeze(1).numpy())
     with pytest.raises(ShapeError, match="expected 12 places x, one for each prediction, got shape"):
         bands(x[:3], tracer.predict(x))

@@ -27,9 +27,10 @@ def test_each_side_of_the_border_has_the_colour_of_its_class(outputs: int) -> No
     assert drawn == {"no": x[y == 0].tolist(), "yes": x[y == 1].tolist()}
 
 
-def test_three_classes_have_three_regions() -> None:
+def test_three_classes_have_three_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whence.plots.PAD", 1.0)
     tracer, x, y = class_fit(3)
-    ax = decision_regions(tracer, x, y, steps=31, pad=1.0, ax=Figure().subplots())
+    ax = decision_regions(tracer, x, y, steps=31, ax=Figure().subplots())
     picture = ax.images[0].get_array()
     hues = [int(np.argmax(picture[row, at])) for row, at in ((28, 0), (28, 30), (0, 15))]
     assert hues == [2, 0, 1], "blue upper left, vermillion upper right, green at the bottom"
@@ -41,9 +42,9 @@ def test_three_classes_have_three_regions() -> None:
 def test_variances_are_drawn_as_they_are(show: str, label: str) -> None:
     tracer, x, y = class_fit(2)
     figure = Figure()
-    ax = decision_regions(tracer, x, y, show=show, steps=5, pad=0.0, ax=figure.subplots())
+    ax = decision_regions(tracer, x, y, show=show, steps=5, ax=figure.subplots())
     mesh = ax.collections[0]
-    corner = tracer.predict(torch.tensor([[-1.0, -1.0], [1.0, 1.0]]).double())
+    corner = tracer.predict(torch.tensor([[-1.3, -1.3], [1.3, 1.3]]).double())
     expected = corner.ratio if show == "ratio" else corner.variance(show).sum(1)
     values = 10 ** np.asarray(mesh.get_array()).reshape(5, 5)
     assert [values[0, 0], values[-1, -1]] == pytest.approx(expected.tolist())

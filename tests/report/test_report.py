@@ -19,7 +19,6 @@ import whence
 from report_examples import EVIL, Example, draw, fitted, kinds, pictures, rows, texts, trained
 from whence.influence.explanation import VERDICTS
 from whence.report import Facts, Row, Section, Table, Words
-from whence.results import Finding
 from whence.trust.checks import MEANING
 
 VOID = {"meta", "img", "input", "br"}
@@ -257,8 +256,6 @@ def test_inputs_that_are_not_shown(tmp_path: Path) -> None:
         ({"ids": ["a"]}, "expected 150 ids, one for each prediction, got 1"),
         ({"level": 95}, "expected a level between 0 and 1"),
         ({"traced": 0}, "expected traced to be a whole number"),
-        ({"train": torch.zeros(150, 12).double()}, "expected training data with targets"),
-        ({"train": (torch.zeros(9, 12).double(), torch.zeros(9))}, "expected the 150 training examples of the fit"),
     ],
 )
 def test_says_what_is_wrong(example: Example, tmp_path: Path, options: dict[str, Any], complaint: str) -> None:
@@ -307,8 +304,6 @@ def test_tells_how_far_the_fit_is_to_be_trusted(tmp_path: Path) -> None:
     for check in trust:
         assert check.words in words
     assert words.index(MEANING[trust.level][1:]) < words.index("What would help most")
-    findings = whence.Diagnostics((Finding("drift", 0.5, "inputs moved"),))
-    assert "drift: 0.5" in read(example.write(tmp_path / "other.html", trust=findings)).words
 
 
 def test_the_code_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

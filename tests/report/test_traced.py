@@ -7,7 +7,7 @@ import torch
 
 from report_examples import pictures, rows, texts
 from whence import Uncertainty
-from whence.report.task import DataSource, TrainingLabels, training_targets
+from whence.report.task import DataSource, TrainingLabels
 from whence.report.traced import choose, labels_to_check, regions_to_collect, trace
 
 
@@ -27,7 +27,7 @@ def test_excess_and_total_by_their_definitions() -> None:
     example = rows()
     tracer = example.tracer
     u = tracer.predict(example.x)
-    found = trace(tracer, DataSource.of(example.x, 1, "test"), u, 0.95, 1000)
+    found = trace(tracer, DataSource.of(example.x, 1), u, 0.95, 1000)
     shares = tracer.attribute(example.x, matrix=True)
     terms = {name: shares.shares(name).matrix * shares.shares(name).total[:, None] for name in ("hec3", "ho")}
     u_i = tracer.loo_residuals.square().sum(1) / tracer.sigma.trace()
@@ -39,11 +39,9 @@ def test_excess_and_total_by_their_definitions() -> None:
 def test_labels_to_check_are_contradicted_and_regions_are_scarce() -> None:
     example = pictures()
     tracer = example.tracer
-    source = DataSource.of(example.x, 1, "test")
+    source = DataSource.of(example.x, 1)
     found = trace(tracer, source, tracer.predict(example.x), 0.95, 1000)
-    training = TrainingLabels.of(
-        tracer, training_targets(DataSource.of(tracer.problem.batches.loader, 1, "train"), 150), None
-    )
+    training = TrainingLabels.of(tracer, None)
     labels = labels_to_check(found, training.contradicted, 10)
     assert len(labels) == 10
     assert all(bool(training.contradicted[action.at]) for action in labels)
@@ -59,11 +57,11 @@ def test_others_say_probabilities() -> None:
     """Between 0 and 1, and further from the label than with the example among the others."""
     example = texts()
     (x, y), *_ = list(example.tracer.problem.batches.loader)
-    training = TrainingLabels.of(example.tracer, y, None)
+    training = TrainingLabels.of(example.tracer, None)
     believed = example.tracer.predict(x).probabilities.gather(1, y[:, None])
-    without = training.others.gather(1, y[:, None])
-    assert bool((training.others >= -1e-9).all())
-    torch.testing.assert_close(training.others.sum(1), torch.ones(len(x), dtype=x.dtype))
+    without = training.other_probabilities.gather(1, y[:, None])
+    assert bool((training.other_probabilities >= -1e-9).all())
+    torch.testing.assert_close(training.other_probabilities.sum(1), torch.ones(len(x), dtype=x.dtype))
     assert bool((without <= believed + 1e-9).all())
 
 
@@ -72,7 +70,7 @@ def test_others_say_what_a_fit_without_the_example_says() -> None:
     example = rows()
     problem = example.tracer.problem
     (x, y), *_ = list(problem.batches.loader)
-    training = TrainingLabels.of(example.tracer, y, None)
+    training = TrainingLabels.of(example.tracer, None)
     design = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
     for left in (0, 7):
         kept = torch.arange(len(x)) != left

@@ -123,7 +123,7 @@ def test_outputs_that_bend(converged: nn.Sequential) -> None:
 
 @pytest.mark.parametrize(("taken", "level"), [(False, "fine"), (True, "do not trust")])
 def test_a_step_that_bends_matters_where_it_was_taken(taken: bool, level: str) -> None:
-    found = checks.linearization(0.1, 0.1, 5.0, taken, 0.0, 0.0)
+    found = checks.linearization(0.1, 0.1, 5.0, taken, 0.0)
     assert found.level == level
     assert ("recenter=True" in found.words) == taken
 

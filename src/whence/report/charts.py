@@ -49,12 +49,9 @@ def charts(predictions: Predictions) -> list[Chart]:
     u = predictions.uncertainty
     scores = {"HeC3": ("hec3", u.hec3.sum(1).cpu()[known]), "Ho": ("ho", u.ho.sum(1).cpu()[known])}
     if predictions.task.kind == "regression":
-        targets = predictions.targets[known]
         assert predictions.intervals is not None
-        variances = {name: u.variance(name).cpu().double()[known] for name in ("ho", "hec3", "laplace")}
-        some = Uncertainty(predictions.answers[known], {}, variances)
-        errors = (targets - some.mean).square().mean(1)
-        calibration = interval_calibration(some, targets, predictions.intervals)
+        errors = (predictions.targets - predictions.answers)[known].square().mean(1)
+        calibration = interval_calibration(u, predictions.targets, predictions.intervals)
         return [calibration, risk_coverage(scores, errors, "typical error (RMSE)", root=True)]
     scores["belief alone"] = ("belief", -predictions.confidence[known])
     right = predictions.right[known]
@@ -91,12 +88,7 @@ def risk_coverage(
 
 
 def kept_risk(scores: NDArray[Any], errors: NDArray[Any]) -> NDArray[np.float64]:
-    """(m,) mean error of the j + 1 predictions with the lowest scores; equal scores share their errors.
-
-    Examples:
-        >>> kept_risk(np.array([3.0, 1.0, 1.0]), np.array([5.0, 0.0, 1.0])).tolist()
-        [0.5, 0.5, 2.0]
-    """
+    """(m,) mean error of the j + 1 predictions with the lowest scores; equal scores share their errors."""
     order = np.argsort(scores, kind="stable")
     _, block = np.unique(scores[order], return_inverse=True)
     shared = np.bincount(block, errors[order]) / np.bincount(block)
@@ -105,16 +97,17 @@ def kept_risk(scores: NDArray[Any], errors: NDArray[Any]) -> NDArray[np.float64]
 
 
 def interval_calibration(uncertainty: Uncertainty, targets: Tensor, intervals: Intervals) -> Chart:
-    """How often ranges for a new observation hold it, against how often they promise to."""
+    """How often ranges for a new observation hold it, where it is known, against how often they promise to."""
     levels = [0.02, 0.05, *np.arange(0.1, 0.95, 0.05).tolist(), 0.95, 0.99]
     error = (targets - uncertainty.mean.cpu()).abs()
-    held = [float((error <= intervals.half_width(uncertainty, level)).double().mean()) for level in levels]
+    held = [error <= intervals.half_width(uncertainty, level) for level in levels]
+    shares = [float(one[~error.isnan().any(1)].double().mean()) for one in held]
     return Chart(
         "Are the ranges as wide as they should be?",
         "share promised",
         "share held",
-        (Curve("ranges", "hec3", tuple(levels), tuple(held)),),
-        f"Ranges that promise 95 % hold {100 * held[-2]:.1f}\xa0% of the observed values. On the line promises are "
+        (Curve("ranges", "hec3", tuple(levels), tuple(shares)),),
+        f"Ranges that promise 95 % hold {100 * shares[-2]:.1f}\xa0% of the observed values. On the line promises are "
         "kept; below it the ranges are too narrow, above it too wide.",
     )
 
@@ -138,12 +131,7 @@ def confidence_calibration(confidence: Tensor, right: Tensor) -> Chart:
 
 
 def ticks(top: float, most: int = 5) -> Sequence[float]:
-    """Round numbers from zero to the top of an axis.
-
-    Examples:
-        >>> ticks(1.0)
-        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    """
+    """Round numbers from zero to the top of an axis."""
     raw = top / most
     size = 10.0 ** np.floor(np.log10(raw))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw * 0.999)

@@ -6,10 +6,10 @@ Sections are plain data that anyone can add. Every `str` in them is shown as tex
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -22,23 +22,18 @@ from whence.influence.training import WrongLabels, wrong_labels
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
 from whence.report.charts import charts
-from whence.report.inputs import InputView
-from whence.report.task import UNKNOWN, DataSource, Predictions, TrainingLabels, rows_of_trees, training_targets
+from whence.report.inputs import InputView, as_pair
+from whence.report.task import UNKNOWN, DataSource, Predictions, TrainingLabels, rows_of_trees
 from whence.report.traced import Traced, actions, trace
-from whence.results import Diagnostics, Finding
-from whence.trust import Trust, trust_of_fit
+from whence.results import Finding
+from whence.trust import Check, Trust, trust_of_fit
 
 TITLE = "How uncertain are these predictions, and why?"
 TONES = ("plain", "noise", "scarcity", "both", "input")
 """Of the verdicts, in the order of `whence.influence.explanation.VERDICTS`; last that of inputs that cannot be."""
-CHECK_INPUT = 4
-"""The verdict on inputs that cannot be, which only their columns show."""
-SUSPECTS = 24
-"""Training examples whose labels are shown as doubtful."""
-GALLERY = 24
-"""Predictions that are shown of each verdict."""
-
-
+CHECK_INPUT = 4  # the verdict on inputs that cannot be, which only their columns show
+SUSPECTS = 24  # training examples whose labels are shown as doubtful
+GALLERY = 24  # predictions that are shown of each verdict
 Tone = Literal["noise", "scarcity", "plain"]
 
 
@@ -98,15 +93,6 @@ class Section:
     title: str
     paragraphs: tuple[str, ...] = ()
     blocks: tuple[Words | Table | Facts, ...] = ()
-    tone: Tone = "plain"
-
-
-class ReportCheck(NamedTuple):
-    """Something that was checked: whether it is fine, what it is, and what that means."""
-
-    status: str  # "fine", "careful", "do not trust" or "note"
-    title: str
-    text: str
 
 
 class Report:
@@ -116,7 +102,6 @@ class Report:
         self,
         fitted: Fitted,
         test: Any,
-        train: Any,
         names: Sequence[str] | None,
         views: tuple[Any, Any, Any],
         *,
@@ -124,7 +109,7 @@ class Report:
         title: str = TITLE,
         about: Sequence[str] = (),
         sections: Sequence[Section] = (),
-        trust: Trust | Diagnostics | None = None,
+        trust: Trust | None = None,
         level: float = 0.95,
         traced: int = 500,
         intervals: Intervals | None = None,
@@ -137,26 +122,22 @@ class Report:
         _check_outputs(fitted)
         batches, model = fitted.problem.batches, fitted.problem.network.model
         if isinstance(model, LeafSum):
-            test, train, names, views = rows_of_trees(model, test, train, names, views)
-        test_data = DataSource.of(test, batches.positional, "test")
-        if train is None:
-            next(batches.read(None))  # a fit that was loaded without its data says so here
-            train = batches.loader
-        train_data = DataSource.of(train, batches.positional, "train")
+            test, names, views = rows_of_trees(model, test, names, views)
+        test_data = DataSource.of(test, batches.positional)
         self.fitted, self.title, self.sections = fitted, title, sections
         self.about = [about] if isinstance(about, str) else about  # paragraphs below the title
-        self.training = TrainingLabels.of(fitted, training_targets(train_data, fitted.problem.n), names)
+        self.training = TrainingLabels.of(fitted, names)
+        train_data = DataSource.of(batches.loader, batches.positional)
         self.predictions, first_batch = _predict(fitted, test_data, self.training, intervals)
         sizes = len(self.predictions), len(self.training)
-        pair = isinstance(ids, tuple) and len(ids) == 2 and not isinstance(ids[0], str)
-        test_ids, train_ids = ids if pair else (ids, None)
+        test_ids, train_ids = as_pair(ids)
         self.test_ids = _as_ids(test_ids, sizes[0], "prediction")
         self.train_ids = _as_ids(train_ids, sizes[1], "training example")
         view = InputView.of(*views, first_batch)
         self.traced = trace(fitted, test_data, self.predictions.uncertainty, float(level), traced, examples)
         with using_model(fitted):
-            self.trust = trust if isinstance(trust, Trust) else trust_of_fit(fitted)
-        self.checks = list(checks(fitted, self.traced, self.trust, trust))
+            self.trust = trust_of_fit(fitted) if trust is None else trust
+        self.checks = list(_checks(fitted, self.traced, self.trust, looked=trust is not None))
         self.charts = charts(self.predictions)
         todo = actions(fitted, self.traced, self.training.contradicted)
         self.suspects = self.training.order[:SUSPECTS].tolist()  # training examples whose labels to doubt
@@ -188,16 +169,15 @@ class Report:
         found[list(self.impossible)] = CHECK_INPUT
         return found
 
+    @cached_property
+    def counts(self) -> list[int]:
+        """How many predictions have each verdict."""
+        return _counts(self.verdicts)
+
     @property
     def uncertain(self) -> int:
         """How many predictions are uncertain; of inputs that cannot be nothing is said."""
         return sum(self.counts[1:CHECK_INPUT])
-
-    @cached_property
-    def counts(self) -> list[int]:
-        """How many predictions have each verdict."""
-        counts: list[int] = torch.bincount(self.verdicts, minlength=len(TONES)).tolist()
-        return counts
 
     @cached_property
     def galleries(self) -> dict[int, list[int]]:
@@ -215,8 +195,7 @@ class Report:
     @property
     def expected_by_chance(self) -> float:
         """How many predictions would be called uncertain if they were like the training examples."""
-        level = self.traced.explanation.level
-        return len(self.predictions) * (1.0 - level**2)
+        return len(self.predictions) * (1.0 - self.traced.explanation.level**2)
 
     @cached_property
     def classes(self) -> list[tuple[str, list[int], float]]:
@@ -235,8 +214,13 @@ class Report:
             here = classes == place
             if bool(here.any()):
                 wrong = float((~predictions.right[here]).double().mean()) if known else float("nan")
-                rows.append((name, torch.bincount(self.verdicts[here], minlength=len(TONES)).tolist(), wrong))
+                rows.append((name, _counts(self.verdicts[here]), wrong))
         return sorted(rows, key=lambda row: row[1][0] / sum(row[1]))
+
+
+def _counts(verdicts: Tensor) -> list[int]:
+    counts: list[int] = torch.bincount(verdicts, minlength=len(TONES)).tolist()
+    return counts
 
 
 def _check_outputs(fitted: Fitted) -> None:
@@ -305,28 +289,20 @@ def value_text(finding: Finding) -> str:
     return finding.value if isinstance(finding.value, str) else number(finding.value, 4)
 
 
-def checks(fitted: Fitted, traced: Traced, trust: Trust, given: Trust | Diagnostics | None) -> Iterator[ReportCheck]:
-    """What `Tracer.trust` or other diagnostics found, or what the fit itself shows, and how the tracing went."""
-    if isinstance(given, Diagnostics):
-        yield from (ReportCheck("note", f"{one.name}: {value_text(one)}", one.words) for one in given)
-    elif given is None and fitted.diagnostics["structure"] != "exact":
-        yield ReportCheck(
-            "note",
-            "Not checked",
-            "How far variances are from those of the exact curvature: that takes a closer look at some predictions.",
-        )
+def _checks(fitted: Fitted, traced: Traced, trust: Trust, looked: bool) -> Iterator[Check]:
+    """What `Tracer.trust`, or the fit itself, found, and how the tracing went; notes have the level "note"."""
+    if not looked and fitted.diagnostics["structure"] != "exact":
+        text = "How far variances are from those of the exact curvature: that takes a closer look at some predictions."
+        yield Check("Not checked", "note", {}, text)
     for one in trust:
-        yield ReportCheck("note" if one.level == "not checked" else one.level, one.name.capitalize(), one.text)
-    yield _sums(traced)
-    yield from (ReportCheck("note", "Note", str(one.value)) for one in fitted.diagnostics if one.name == "note")
-    yield from (ReportCheck("note", "Verdicts", note) for note in traced.explanation.notes)
-
-
-def _sums(traced: Traced) -> ReportCheck:
+        yield replace(one, name=one.name.capitalize(), level="note" if one.level == "not checked" else one.level)
     text = (
         f"The sum of the shares of all training examples differs from the variance by {percent(traced.gap)} (median)."
     )
     if traced.gap > 0.2:
-        advice = "The structure of the curvature is an approximation: trust the order more than the size."
-        return ReportCheck("careful", "Shares and variances disagree", f"{text} {advice}")
-    return ReportCheck("fine", "Shares add up", text)
+        text += " The structure of the curvature is an approximation: trust the order more than the size."
+        yield Check("Shares and variances disagree", "careful", {}, text)
+    else:
+        yield Check("Shares add up", "fine", {}, text)
+    yield from (Check("Note", "note", {}, str(one.value)) for one in fitted.diagnostics if one.name == "note")
+    yield from (Check("Verdicts", "note", {}, note) for note in traced.explanation.notes)

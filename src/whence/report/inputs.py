@@ -20,20 +20,13 @@ from whence.report.traced import Traced
 from whence.report.usual import UsualValues, frame_of, rows_as_text
 
 Form = Literal["image", "text", "row", "none"]
-IMAGES = 1500
-"""Images in one page, of test and training inputs together."""
-TEXTS = 2_000
-"""Training texts in one page."""
-CELLS = 150_000
-"""Cells of test rows in one page."""
-WIDEST_ROW = 64
-"""Numbers an input may have to be shown as a row of a table without being asked for."""
-LONGEST_TEXT = 600
-"""Characters of a text that are shown."""
-SIDE = 64
-"""The longer side of a thumbnail, in pixels."""
-FIRST_CELLS = 8
-"""Cells of a row that stand before the others: those furthest from the ordinary."""
+IMAGES = 1500  # images in one page, of test and training inputs together
+TEXTS = 2_000  # training texts in one page
+CELLS = 150_000  # cells of test rows in one page
+WIDEST_ROW = 64  # numbers an input may have to be shown as a row of a table without being asked for
+LONGEST_TEXT = 600  # characters of a text that are shown
+SIDE = 64  # the longer side of a thumbnail, in pixels
+FIRST_CELLS = 8  # cells of a row that stand before the others: those furthest from the ordinary
 
 
 @dataclass(frozen=True)
@@ -68,6 +61,12 @@ class ShownInputs:
     train: Mapping[int, ShownInput] = field(default_factory=dict)  # by position in the training set
 
 
+def as_pair(given: Any) -> tuple[Any, Any]:
+    """What was given for test and training inputs: a pair, or something for the test inputs alone."""
+    pair = isinstance(given, tuple) and len(given) == 2 and not isinstance(given[0], str)
+    return (given[0], given[1]) if pair else (given, None)
+
+
 @dataclass(frozen=True)
 class InputView:
     """How to show inputs: by a function that makes images, texts or a table from a batch of them, or as given."""
@@ -90,9 +89,7 @@ class InputView:
         form, value = given[0]
         if callable(value):
             return cls(form, make=value)
-        if isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], str):
-            return cls(form, test=value[0], train=value[1])
-        return cls(form, test=value)
+        return cls(form, None, *as_pair(value))
 
     def show(
         self, test: DataSource, train: DataSource, sizes: tuple[int, int], traced: Traced, first: list[int]
@@ -110,10 +107,10 @@ class InputView:
         tests = self._of_examples(self.test, test, chosen, m, "test")
         trains = self._of_examples(self.train, train, sorted(examples[:room]), n, "training")
         if self.form == "image":
-            images = thumbnails(tests, trains)
-            return ShownInputs("image", (), *({i: ShownInput(image=uri) for i, uri in part.items()} for part in images))
-        texts = ({i: ShownInput(text=text_pieces(text)) for i, text in part.items()} for part in (tests, trains))
-        return ShownInputs("text", (), *texts)
+            shown = [{i: ShownInput(image=uri) for i, uri in part.items()} for part in thumbnails(tests, trains)]
+        else:
+            shown = [{i: ShownInput(text=text_pieces(text)) for i, text in part.items()} for part in (tests, trains)]
+        return ShownInputs(self.form, (), *shown)
 
     def _of_examples(
         self, given: Any, source: DataSource, wanted: Sequence[int], total: int, which: str
@@ -125,15 +122,13 @@ class InputView:
             return {i: given[i] for i in wanted}
         if self.make is None:
             return {}
-        found, chosen = {}, set(wanted)
+        found: dict[int, Any] = {}
+        chosen = set(wanted)
         for start, inputs, _ in source.read():
-            here = [i for i in range(start, start + batch_size(inputs, "this batch")) if i in chosen]
-            if here:
-                made = self.make(inputs)
-                found.update(
-                    {i: made[i - start].clone() if isinstance(made, Tensor) else made[i - start] for i in here}
-                )
-        return found
+            here = chosen.intersection(range(start, start + batch_size(inputs, "this batch")))
+            made = self.make(inputs) if here else ()
+            found |= {i: made[i - start].clone() if isinstance(made, Tensor) else made[i - start] for i in here}
+        return dict(sorted(found.items()))
 
     def _rows(
         self, test: DataSource, train: DataSource, sizes: tuple[int, int], traced: list[int], examples: list[int]
@@ -146,38 +141,36 @@ class InputView:
         if not isinstance(usual, UsualValues):  # else what is usual is known, and the training rows are not
             train_rows = self._table(self.train, train, sizes[1], "train")
             usual = None if train_rows is None else UsualValues.of(train_rows)
-            trains = {} if usual is None else _with_unusual_cells(usual, train_rows, examples[:most])
-        if usual is None:
-            tests = {i: ShownInput(cells=cells) for i, cells in zip(chosen, rows_as_text(rows, chosen), strict=True)}
-        else:
-            impossible = zip(chosen, usual.impossible(rows.iloc[chosen]), strict=True)
-            tests = _with_unusual_cells(usual, rows, chosen)
-            tests = {i: replace(tests[i], impossible=reason) for i, reason in impossible}
+            trains = {} if usual is None else _shown_rows(usual, train_rows, examples[:most])
+        tests = _shown_rows(usual, rows, chosen)
+        if usual is not None:
+            reasons = zip(chosen, usual.impossible(rows.iloc[chosen]), strict=True)
+            tests = {i: replace(tests[i], impossible=reason) for i, reason in reasons}
         return ShownInputs("row", tuple(rows.columns), tests, trains)
 
     def _table(self, given: Any, source: DataSource, total: int, which: str) -> Any:
         """The whole table as a data frame; `None` for training inputs where only that of the test inputs was given."""
-        if given is None:
-            if self.make is None:
-                return None
-            import pandas  # an extra: only tables need it
+        import pandas  # an extra: only tables need it
 
-            frames = [frame_of(self.make(inputs)) for _, inputs, _ in source.read()]
-            frame = pandas.concat(frames, ignore_index=True)
-        else:
-            frame = frame_of(given)
+        if given is None and self.make is None:
+            return None
+        made = [given] if self.make is None else (self.make(inputs) for _, inputs, _ in source.read())
+        frame = pandas.concat(map(frame_of, made), ignore_index=True)
         if len(frame) != total:
             raise ShapeError(f"expected {total} rows in the table, one for each {which} input, got {len(frame)}.")
         return frame
 
 
-def _with_unusual_cells(usual: UsualValues, table: Any, chosen: Sequence[int]) -> dict[int, ShownInput]:
-    """Rows of a table, with the cells that stand out."""
+def _shown_rows(usual: UsualValues | None, table: Any, chosen: Sequence[int]) -> dict[int, ShownInput]:
+    """Rows of a table, with the cells that stand out where it is known what is usual."""
     some = table.iloc[list(chosen)]
+    texts = rows_as_text(some)
+    if usual is None:
+        return {i: ShownInput(cells=cells) for i, cells in zip(chosen, texts, strict=True)}
     tails, found = usual.tails(some), {}
-    for place, (i, cells) in enumerate(zip(chosen, rows_as_text(table, chosen), strict=True)):
+    for place, (i, cells) in enumerate(zip(chosen, texts, strict=True)):
         first = tuple(tails[:, place].min(0).argsort(kind="stable")[:FIRST_CELLS].tolist())
-        found[i] = ShownInput(cells=cells, unusual=tuple(usual.unusual(some, place, tails)), first=first)
+        found[i] = ShownInput(cells=cells, unusual=tuple(usual.unusual(some, tails[:, place])), first=first)
     return found
 
 
@@ -195,32 +188,22 @@ def channels_first(images: Any) -> Tensor:
     """(n, 1 or 3, h, w) from grey (n, h, w), or (n, c, h, w) or (n, h, w, c) with 1 or 3 channels.
 
     Bytes become numbers between 0 and 1; other numbers stay as they are.
-
-    Examples:
-        >>> channels_first(torch.zeros(5, 8, 8)).shape, channels_first(torch.zeros(5, 8, 9, 3)).shape
-        (torch.Size([5, 1, 8, 8]), torch.Size([5, 3, 8, 9]))
     """
     found = torch.as_tensor(images, device="cpu").detach()
     found = found.float() / (255.0 if found.dtype == torch.uint8 else 1.0)
-    if found.numel() and found.ndim == 3:
-        return found.unsqueeze(1)
-    if found.numel() and found.ndim == 4 and found.shape[1] in (1, 3):
-        return found
-    if found.numel() and found.ndim == 4 and found.shape[3] in (1, 3):
-        return found.permute(0, 3, 1, 2)
-    raise ShapeError(
-        "expected images of shape (n, height, width), (n, channels, height, width) or (n, height, width, channels) "
-        f"with 1 or 3 channels, got {tuple(found.shape)}."
-    )
+    found = found.unsqueeze(1) if found.ndim == 3 else found
+    if found.ndim == 4 and found.shape[1] not in (1, 3):
+        found = found.permute(0, 3, 1, 2)
+    if not found.numel() or found.ndim != 4 or found.shape[1] not in (1, 3):
+        raise ShapeError(
+            "expected images of shape (n, height, width), (n, channels, height, width) or (n, height, width, channels) "
+            f"with 1 or 3 channels, got {tuple(images.shape)}."
+        )
+    return found
 
 
 def thumbnail(image: Tensor, side: int = SIDE) -> str:
-    """An image (c, h, w) with numbers between 0 and 1 as a data URI: PNG, or WebP where that is smaller.
-
-    Examples:
-        >>> thumbnail(torch.zeros(1, 200, 100))[:22]
-        'data:image/png;base64,'
-    """
+    """An image (c, h, w) with numbers between 0 and 1 as a data URI: PNG, or WebP where that is smaller."""
     from PIL import Image  # an extra: only reports need it
 
     if max(image.shape[1:]) > side:
@@ -230,12 +213,11 @@ def thumbnail(image: Tensor, side: int = SIDE) -> str:
     picture = Image.fromarray(pixels.squeeze(0).numpy() if len(pixels) == 1 else pixels.permute(1, 2, 0).numpy())
     file, smaller = io.BytesIO(), io.BytesIO()
     picture.save(file, "PNG", optimize=True)
-    kind = "png"
-    if len(file.getvalue()) > 1000:
+    kind, data = "png", file.getvalue()
+    if len(data) > 1000:
         picture.convert("RGB").save(smaller, "WEBP", quality=72, method=4)
-        if len(smaller.getvalue()) < len(file.getvalue()):
-            file, kind = smaller, "webp"
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+        kind, data = min((kind, data), ("webp", smaller.getvalue()), key=lambda one: len(one[1]))
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
 def thumbnails(*collections: Mapping[int, Any]) -> list[dict[int, str]]:
@@ -247,9 +229,8 @@ def thumbnails(*collections: Mapping[int, Any]) -> list[dict[int, str]]:
         {i: channels_first(torch.as_tensor(one, device="cpu")[None])[0] for i, one in part.items()}
         for part in collections
     ]
-    every = [image for part in parts for image in part.values()]
-    low = min((float(image.min()) for image in every), default=0.0)
-    high = max((float(image.max()) for image in every), default=1.0)
+    ends = [float(end) for part in parts for image in part.values() for end in image.aminmax()]
+    low, high = min(ends, default=0.0), max(ends, default=1.0)
     if low >= 0.0 and high <= 1.0:
         low, high = 0.0, 1.0
     return [{i: thumbnail((image - low) / max(high - low, 1e-12)) for i, image in part.items()} for part in parts]

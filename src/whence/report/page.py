@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 SCRIPTS = ("data", "elements", "detail", "scatter", "filters", "table", "start")
 """Files of the page's one script, in order."""
-MOST_OUTPUTS = 8
-"""Numbers of one prediction that are shown."""
+MOST_OUTPUTS = 8  # numbers of one prediction that are shown
 
 
 def write(fitted: Fitted, path: str | Path, *args: Any, **options: Any) -> Path:
@@ -69,19 +68,14 @@ def render(environment: jinja2.Environment, report: Report) -> str:
     content security policy is the second wall: the page allows itself its own style and its own script, named by their
     hashes, and no request.
     """
-    safe, folder = environment.filters["safe"], files("whence.report").joinpath("templates")
+    folder = files("whence.report").joinpath("templates")
     style, *parts = (
         folder.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", *(f"{one}.js" for one in SCRIPTS))
     )
-    script = '(() => {\n"use strict";\n' + "\n".join(parts) + "})();\n"
-    return environment.get_template("report.html.j2").render(
-        report=report,
-        style=safe(style),
-        style_hash=_hash(style),
-        script=safe(script),
-        script_hash=_hash(script),
-        data=script_data(report),
-    )
+    trusted = {"style": style, "script": '(() => {\n"use strict";\n' + "\n".join(parts) + "})();\n"}
+    hashes = {f"{name}_hash": _hash(text) for name, text in trusted.items()}
+    safe = {name: environment.filters["safe"](text) for name, text in trusted.items()}
+    return environment.get_template("report.html.j2").render(report=report, data=script_data(report), **safe, **hashes)
 
 
 def script_data(report: Report) -> dict[str, Any]:

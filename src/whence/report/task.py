@@ -12,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
 from whence.data.batches import Inputs, batch_size, in_order, split_targets, take
@@ -20,13 +19,12 @@ from whence.display import listing, number, percent
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import Fitted
 from whence.influence.intervals import Intervals
-from whence.influence.training import label_suspicion, residuals_without
+from whence.influence.training import change_without, label_suspicion
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import Likelihood
 from whence.results import Uncertainty
 
-CHUNK = 512
-"""Rows of one large batch that are read together."""
+CHUNK = 512  # rows of one large batch that are read together
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,8 @@ class DataSource:
     positional: int
 
     @classmethod
-    def of(cls, data: Any, positional: int, argument: str) -> DataSource:
-        """From a batch, a pair of inputs and targets, or a loader, which was passed as `argument`."""
+    def of(cls, data: Any, positional: int) -> DataSource:
+        """From a batch, a pair of inputs and targets, or a loader."""
         if isinstance(data, (Tensor, Mapping, tuple)):
             return cls([data], positional)
         if isinstance(data, Iterator):
@@ -46,7 +44,7 @@ class DataSource:
         if isinstance(data, Iterable) and not isinstance(data, (str, bytes, np.ndarray, Dataset)):
             return cls(in_order(data, []), positional)
         raise InputError(
-            f"expected {argument} to be a batch (a tensor, a pair of inputs and targets, a dict) or a loader, got "
+            "expected test to be a batch (a tensor, a pair of inputs and targets, a dict) or a loader, got "
             f"{type(data).__name__}. Convert arrays with torch.as_tensor, and wrap a data set in a DataLoader."
         )
 
@@ -72,41 +70,25 @@ class DataSource:
             end = start + batch_size(inputs, "this batch")
             rows = wanted[(wanted >= start) & (wanted < end)] - start
             if len(rows):
-                batches.append(tree_map(lambda x, at=rows: x[at.to(x.device)] if isinstance(x, Tensor) else x, inputs))
+                batches.append(take(inputs, rows))
         return DataSource(batches, self.positional)
 
 
 def rows_of_trees(
-    model: LeafSum, test: Any, train: Any, names: Sequence[str] | None, views: tuple[Any, Any, Any]
-) -> tuple[Any, Any, Sequence[str] | None, tuple[Any, Any, Any]]:
-    """Test and training rows of trees as batches of leaf numbers; shown as the rows of a table that they are."""
-    test, train = (data if data is None or isinstance(data, tuple) else (data,) for data in (test, train))
+    model: LeafSum, test: Any, names: Sequence[str] | None, views: tuple[Any, Any, Any]
+) -> tuple[Any, Sequence[str] | None, tuple[Any, Any, Any]]:
+    """Test rows of trees as batches of leaf numbers; shown as the rows of a table that they are."""
+    test = test if isinstance(test, tuple) else (test,)
     if all(view is None for view in views):
-        views = (None, None, (test[0], model.table if train is None else train[0]))
+        views = (None, None, (test[0], model.table))
     if names is None and model.classes is not None:
         names = [str(label) for label in model.classes]
-    return model.batches(*test, missing=True), None if train is None else model.batches(*train), names, views
-
-
-def training_targets(source: DataSource, n: int) -> Tensor:
-    """The targets of all n training examples."""
-    targets = [found for _, _, found in source.read() if found is not None]
-    if not targets:
-        raise InputError(
-            "expected training data with targets in `train`, got none. Pass (inputs, targets), or leave it out: the "
-            "report reads the data that the fit was made with."
-        )
-    joined = torch.cat([part.cpu() for part in targets])
-    if len(joined) != n:
-        raise ShapeError(f"expected the {n} training examples of the fit in `train`, got {len(joined)}.")
-    return joined
+    return model.batches(*test, missing=True), names, views
 
 
 Kind = Literal["classification", "multilabel", "regression"]
-UNKNOWN = -1
-"""The class of an example whose label is not known."""
-QUANTILE = NormalDist().inv_cdf(0.975)
-"""Half the width of a 95 % range, in standard deviations."""
+UNKNOWN = -1  # the class of an example whose label is not known
+QUANTILE = NormalDist().inv_cdf(0.975)  # half the width of a 95 % range, in standard deviations
 
 
 @dataclass(frozen=True)
@@ -138,36 +120,27 @@ class Task:
             once = len(values) == 2 and (k == 1 or bool(((_rows(targets) == values[1]).sum(1) == 1).all()))
             kind, codes = ("classification", (values[0], values[1])) if once else ("regression", codes)
         two = kind == "classification" and k == 1
-        if names is None:
+        if names is None and two:
+            names = ["no", "yes"] if likelihood.has_classes else [f"{code:+g}" for code in codes]
+        elif names is None:
             word = {"regression": "output ", "multilabel": "", "classification": "class "}[kind]
-            names = [f"{word}{at}" for at in range(k)]
-            if k == 1:
-                names = ["prediction"]
-            if two:
-                names = ["no", "yes"] if likelihood.has_classes else [f"{code:+g}" for code in codes]
+            names = ["prediction"] if k == 1 else [f"{word}{at}" for at in range(k)]
         elif isinstance(names, str) or len(names) != (2 if two else k):
             got = f"the text {names!r}" if isinstance(names, str) else str(len(names))
             what = "classes" if kind == "classification" else "outputs"
             raise ShapeError(f"expected {2 if two else k} names, one for each of the {what}, got {got}.")
         return cls(kind, tuple(map(str, names)), likelihood, k, *codes)
 
-    def on_target_scale(self, outputs: Tensor) -> Tensor:
-        """(m, k) outputs on the scale of the targets: probabilities, or the outputs themselves."""
-        return self.likelihood.probabilities(outputs) if self.likelihood.has_classes else outputs
-
-    def class_probabilities(self, values: Tensor) -> Tensor:
-        """(m, c) probabilities of the classes, from values on the scale of the targets.
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """(m, c) probabilities of the classes, from outputs.
 
         After squared error, the mean of a target that is `high` for the class and `low` elsewhere gives the probability
         of the class; it may leave the range from 0 to 1.
         """
+        values = self.likelihood.probabilities(outputs) if self.likelihood.has_classes else outputs
         scaled = (values - self.low) / (self.high - self.low)
         one_output = self.kind == "classification" and values.shape[1] == 1
         return torch.cat([1.0 - scaled, scaled], 1) if one_output else scaled
-
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        """(m, c) probabilities of the classes, from outputs."""
-        return self.class_probabilities(self.on_target_scale(outputs))
 
     def decide(self, probabilities: Tensor) -> Tensor:
         """(m,) the most probable class; for multilabel tasks (m, k) of 0 and 1."""
@@ -206,22 +179,17 @@ class TrainingLabels:
 
     task: Task
     labels: Tensor  # as `Task.read_targets` has them
-    others: Tensor  # (n, k) the prediction for each example without it, on the scale of the targets
+    others: Tensor  # (n, k) outputs for each example without it
     suspicion: Tensor  # (n,) size of the studentized residual; for classes 1 - p of the label without the example
     order: Tensor  # (n,) examples, the most doubtful label first
 
     @classmethod
-    def of(cls, fitted: Fitted, targets: Tensor, names: Sequence[str] | None) -> TrainingLabels:
-        """From a fit and its training targets."""
+    def of(cls, fitted: Fitted, names: Sequence[str] | None) -> TrainingLabels:
+        """From a fit and its training data."""
         problem = fitted.problem
+        targets = torch.cat([batch.targets.cpu() for batch in problem.batches.read(None)])
         task = Task.of(problem.likelihood, problem.k, targets, names)
-        others = task.on_target_scale(problem.outputs)
-        observed = others + problem.unweighted(problem.residuals)
-        if problem.likelihood.has_classes:
-            others = observed - problem.unweighted(residuals_without(fitted))
-        elif problem.likelihood.name == "gaussian":
-            others = observed - fitted.loo_residuals
-        # Residuals of other losses are not on the scale of the targets: the prediction with the example has to do.
+        others = problem.outputs + change_without(fitted)
         suspicion = label_suspicion(fitted)
         return cls(task, task.read_targets(targets), others.cpu(), suspicion.score.cpu(), suspicion.order.cpu())
 
@@ -232,7 +200,7 @@ class TrainingLabels:
     @cached_property
     def other_probabilities(self) -> Tensor:
         """(n, c) probabilities of the classes without the example."""
-        return self.task.class_probabilities(self.others)
+        return self.task.probabilities(self.others)
 
     @cached_property
     def contradicted(self) -> Tensor:
@@ -244,20 +212,18 @@ class TrainingLabels:
 
     def texts(self, example: int) -> tuple[str, str, str]:
         """The label of an example, what the others say in its place, and how badly the label fits that."""
-        task, label, probabilities = self.task, self.labels[example], self.other_probabilities[example : example + 1]
+        task, label = self.task, self.labels[example]
         doubt = f"{number(float(self.suspicion[example]), 2)} standard deviations off"
         if task.kind == "regression":
             return task.text(label), task.text(self.others[example]), doubt
-        decided = task.decide(probabilities)[0]
-        others = task.text(decided)
+        probabilities = self.other_probabilities[example].clamp(0.0, 1.0)
+        decided = task.decide(self.other_probabilities[example : example + 1])[0]
         if task.kind == "multilabel":
-            wrong = decided != label
-            doubt = f"others differ in {int(wrong.sum())} of {len(wrong)} answers"
-        else:
-            others += f" ({percent(float(probabilities.max().clamp(0.0, 1.0)))})"
-            if int(label) != UNKNOWN:
-                doubt = f"others give its label {percent(float(probabilities[0, label].clamp(0.0, 1.0)))}"
-        return task.text(label), others, doubt
+            doubt = f"others differ in {int((decided != label).sum())} of {len(label)} answers"
+            return task.text(label), task.text(decided), doubt
+        if int(label) != UNKNOWN:
+            doubt = f"others give its label {percent(float(probabilities[label]))}"
+        return task.text(label), f"{task.text(decided)} ({percent(float(probabilities.max()))})", doubt
 
 
 @dataclass(frozen=True)
@@ -340,25 +306,20 @@ class Predictions:
             mean_square, variance = float((targets - answers).square().mean()), float(targets.var(correction=0))
             r2 = f"{1 - mean_square / variance:.2f}" if variance > 0 else "unknown"
             which = f" of {self.task.names[0]}" if self.task.outputs > 1 else ""
-            return [
-                (f"R2{which}", r2),
-                (f"RMSE{which}", number(mean_square**0.5)),
-                ("inside their 95 % ranges", percent(right)),
-            ]
-        scores = [("accuracy", percent(right))]
-        if self.task.kind == "classification":
-            most = torch.bincount(self.targets[known]).max() / int(known.sum())
-            scores.append(("the most frequent class alone", percent(float(most))))
-        return scores
+            errors = [(f"R2{which}", r2), (f"RMSE{which}", number(mean_square**0.5))]
+            return [*errors, ("inside their 95 % ranges", percent(right))]
+        if self.task.kind == "multilabel":
+            return [("accuracy", percent(right))]
+        most = float(torch.bincount(self.targets[known]).max() / int(known.sum()))
+        return [("accuracy", percent(right)), ("the most frequent class alone", percent(most))]
 
     def text(self, prediction: int) -> str:
         """What was predicted: a number with half its 95 % range, or a class with its probability."""
         text = self.task.text(self.answers[prediction])
-        if self.task.kind == "regression" and self.task.outputs == 1:
-            return f"{text} ± {number(float(self.half_width[prediction]), 2)}"
         if self.task.kind == "classification":
             return f"{text}, {percent(float(self.confidence[prediction].clamp(0.0, 1.0)))}"
-        return text
+        one = self.task.kind == "regression" and self.task.outputs == 1
+        return f"{text} ± {number(float(self.half_width[prediction]), 2)}" if one else text
 
     def probability_half_width(self, again: Uncertainty) -> Tensor:
         """(t,) half the 95 % range of the probability of the answer, to first order, for predictions made again.

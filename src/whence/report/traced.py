@@ -10,38 +10,25 @@ from torch import Tensor
 
 from whence.data.batches import combine
 from whence.influence import Explanation
-from whence.influence.fitted import (
-    Fitted,
-    Terms,
-    check_same,
-    divide,
-    for_each_batch,
-    using_model,
-    variance_terms,
-)
+from whence.influence.fitted import Fitted, Terms, check_same, divide, for_each_batch, using_model, variance_terms
 from whence.influence.suggest import label_first
 from whence.linalg import largest, largest_first
 from whence.report.task import DataSource
 from whence.results import Uncertainty
 
-MOST_OUTPUTS = 50
-"""Covariances between more outputs are not computed only for the ranges of probabilities."""
-EXAMPLES = 6
-"""Training examples that are named for each traced prediction and estimator."""
+MOST_OUTPUTS = 50  # covariances between more outputs are not computed only for the ranges of probabilities
+EXAMPLES = 6  # training examples that are named for each traced prediction and estimator
 ACTIONS = 10
-LEAST_ACTIONS = 3
-"""Of each kind, where there are as many: their benefits are measured on two scales."""
+LEAST_ACTIONS = 3  # of each kind, where there are as many: their benefits are measured on two scales
 LARGEST = 1e150
-"""Squared residuals over the noise are taken for at most this: where the network is certain of a wrong label, the noise
-is as small as the label's probability."""
-POOL = 1000
-"""Outputs of scarce predictions among which regions are chosen."""
+"""Bound of squared residuals over the noise, which vanishes where the network is certain of a wrong label."""
+POOL = 1000  # outputs of scarce predictions among which regions are chosen
 
 
 class LargestShares(NamedTuple):
-    """The training examples behind t predictions, largest share first."""
+    """The training examples behind t predictions, largest share of the variance first."""
 
-    share: Tensor  # (t, c) of the variance
+    share: Tensor  # (t, c)
     examples: Tensor  # (t, c) positions in the training set
 
 
@@ -61,13 +48,7 @@ class Traced:
 
 
 def choose(uncertainty: Uncertainty, count: int) -> Tensor:
-    """(t,) which predictions to trace, ascending: a quarter each by Ho, HeC3 and ratio, the rest evenly by rank.
-
-    Examples:
-        >>> values = {name: torch.rand(50, 1, 1) for name in ("ho", "hec3")}
-        >>> len(choose(Uncertainty(torch.zeros(50, 1), values), 20))
-        20
-    """
+    """(t,) which predictions to trace, ascending: a quarter each by Ho, HeC3 and ratio, the rest evenly by rank."""
     m = len(uncertainty)
     if m <= count:
         return torch.arange(m, device="cpu")
@@ -100,17 +81,9 @@ def trace(
     check, near = (LargestShares(*map(torch.cat, zip(*parts, strict=True))) for parts in (check, near))
     total = again.hec3.sum(1).cpu()
     ratio = torch.cat(hec3).cpu() / total.clamp_min(torch.finfo(total.dtype).tiny)
-    return Traced(
-        chosen=chosen,
-        inputs=inputs,
-        uncertainty=again,
-        explanation=explanation,
-        check=check,
-        near=near,
-        excess=torch.stack(excess).sum(0).cpu(),
-        total=float(total.sum()),
-        gap=float(torch.where(total > 0, ratio - 1.0, 0.0).abs().median()),
-    )
+    gap = float(torch.where(total > 0, ratio - 1.0, 0.0).abs().median())
+    added = torch.stack(excess).sum(0).cpu()
+    return Traced(chosen, inputs, again, explanation, check, near, added, float(total.sum()), gap)
 
 
 def usual_noise(fitted: Fitted) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -19,16 +19,11 @@ from whence.errors import InputError, ShapeError
 if TYPE_CHECKING:
     import pandas
 
-RARE = 0.025
-"""Share of training rows below which a value counts as unusually small, large or rare."""
-
-CENTRE = 0.005
-"""Share of the training values of a column, on each side, that do not count for its range; one at least."""
-
+RARE = 0.025  # share of training rows below which a value counts as unusually small, large or rare
+CENTRE = 0.005  # share of the training values of a column, on each side, that do not count for its range; one at least
 BEYOND, ACROSS_ZERO = 3.0, 0.5
 """A number that no training value is near cannot be where the gap is so many times the range of its column: zero and
 below in a column of positive numbers from a smaller gap on, as zeros often stand for what was not measured."""
-
 CONSTANT = 0.001
 """Share of training rows that may have one number in all their columns where such a row is called impossible."""
 
@@ -39,7 +34,8 @@ class UsualValues:
 
     Examples:
         >>> usual = UsualValues.of(frame_of({"age": list(range(20, 120)), "town": ["Ulm"] * 100}))
-        >>> usual.unusual(frame_of({"age": [130], "town": ["Ulm"]}), 0)
+        >>> asked = frame_of({"age": [130], "town": ["Ulm"]})
+        >>> usual.unusual(asked, usual.tails(asked)[:, 0])
         [(0, 'larger than every training value')]
         >>> usual.impossible(frame_of({"age": [1e6, 130], "town": ["Ulm", "Ulm"]}))
         ['age is 1,000,000, far from every training value: the nearest is 119', '']
@@ -81,11 +77,9 @@ class UsualValues:
                 found[1, there, place] = 1.0 - np.searchsorted(known, values[there], "left") / len(known)
         return found
 
-    def unusual(
-        self, frame: pandas.DataFrame, row: int, tails: NDArray[np.float64] | None = None
-    ) -> list[tuple[int, str]]:
-        """Columns in which a row is unusual, the rarest first, with the reason."""
-        below, above = (self.tails(frame) if tails is None else tails)[:, row]
+    def unusual(self, frame: pandas.DataFrame, tails: NDArray[np.float64]) -> list[tuple[int, str]]:
+        """Columns in which a row with such tails (2, columns) is unusual, the rarest first, with the reason."""
+        below, above = tails
         shares = np.minimum(below, above)
         found = []
         for place in np.argsort(shares, kind="stable")[: int((shares <= RARE).sum())].tolist():
@@ -141,21 +135,16 @@ def _constant_rows(values: Mapping[str, Any], dates: frozenset[str], rows: int) 
 
 
 def frame_of(table: Any) -> pandas.DataFrame:
-    """A data frame with rows numbered from zero, from a data frame, a mapping of columns, or an array of two axes.
-
-    Examples:
-        >>> frame_of({"age": [31, 45], "town": ["Ulm", "Bonn"]}).columns.tolist()
-        ['age', 'town']
-    """
+    """A data frame with rows numbered from zero, from a data frame, a mapping of columns, or an array of two axes."""
     import pandas  # an extra: only tables need it
 
     if isinstance(table, pandas.DataFrame):
         return table.set_axis([str(name) for name in table.columns], axis=1).reset_index(drop=True)
     if isinstance(table, Mapping):
         columns = {str(name): pandas.Series(_on_cpu(values)).reset_index(drop=True) for name, values in table.items()}
-        if len({len(column) for column in columns.values()}) > 1:
-            lengths = ", ".join(str(len(column)) for column in columns.values())
-            raise InputError(f"expected columns of one length, got {lengths}.")
+        lengths = [len(column) for column in columns.values()]
+        if len(set(lengths)) > 1:
+            raise InputError(f"expected columns of one length, got {', '.join(map(str, lengths))}.")
         return pandas.DataFrame(columns)
     values = np.asarray(_on_cpu(table))
     if values.ndim != 2:
@@ -165,15 +154,9 @@ def frame_of(table: Any) -> pandas.DataFrame:
     return pandas.DataFrame(values, columns=[f"x{place}" for place in range(values.shape[1])])
 
 
-def rows_as_text(frame: pandas.DataFrame, rows: Sequence[int]) -> list[tuple[str, ...]]:
-    """The cells of some rows, as text.
-
-    Examples:
-        >>> rows_as_text(frame_of({"age": [31, 45], "town": ["Ulm", None]}), [1])
-        [('45', 'missing')]
-    """
-    chosen = frame.iloc[list(rows)]
-    return list(zip(*(map(cell_text, column) for _, column in chosen.items()), strict=True))
+def rows_as_text(frame: pandas.DataFrame) -> list[tuple[str, ...]]:
+    """The cells of each row, as text."""
+    return list(zip(*(map(cell_text, column) for _, column in frame.items()), strict=True))
 
 
 def order_of(column: pandas.Series) -> str:
@@ -201,12 +184,7 @@ def _on_cpu(values: Any) -> Any:
 
 
 def cell_text(value: Any) -> str:
-    """A cell as text.
-
-    Examples:
-        >>> cell_text(2024.0), cell_text(True), cell_text(None)
-        ('2024', 'yes', 'missing')
-    """
+    """A cell as text."""
     import pandas  # an extra: only tables need it
 
     if pandas.api.types.is_scalar(value) and pandas.isna(value):

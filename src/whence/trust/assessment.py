@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from whence.influence.fitted import Fitted, using_model
 from whence.jacobian.leaves import LeafSum
 from whence.runtime.model_state import rounded_products
 from whence.trust import checks
-from whence.trust.checks import Check, Trust, fold
+from whence.trust.checks import FINE, Check, Trust, fold, if_solved, level_of, worst
 from whence.trust.exact import (
     Deletion,
     ExactSolver,
@@ -30,20 +30,11 @@ from whence.trust.exact import (
     random_signs,
 )
 
-ITERATIONS = 1000
-"""Most iterations of an exact solve."""
-
-VERDICT_FACTOR = 4
-"""Verdicts are compared for so many times the sample: they cost less than solves."""
-
-RIDGE_FACTORS = (0.1, 10.0)
-"""Factors on lambda at which verdicts are compared."""
-
-PARTS = ("the sample", "exact steps", "exact variances", "other ridges")
-"""That are counted while they last."""
-
-LEAST_RANKED = 3
-"""Predictions whose order is compared at other ridges."""
+ITERATIONS = 1000  # most iterations of an exact solve
+VERDICT_FACTOR = 4  # verdicts are compared for so many times the sample: they cost less than solves
+RIDGE_FACTORS = (0.1, 10.0)  # factors on lambda at which verdicts are compared
+PARTS = ("the sample", "exact steps", "exact variances", "other ridges")  # that are counted while they last
+LEAST_RANKED = 3  # predictions whose order is compared at other ridges
 
 
 def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, seconds: float) -> Trust:
@@ -59,7 +50,7 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
         few = fewer(many, sample)
         shapes = [(batch_size(inputs, "the sample"), problem.output_count(inputs)) for inputs in few]
         directions = [random_signs(shape, problem.outputs, generator) for shape in shapes]
-        ours = StructureVariances.of(fitted, few, directions)
+        ours = _structure_variances(fitted, few, directions)
         deletions = most_influential(fitted, few, min(max(1, sample // 4), 8))
         next(part)
         with rounded_products(False):
@@ -70,10 +61,12 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
             next(part)
             second = ExactSolver(fitted, tolerance, ITERATIONS, start + 0.8 * seconds)
             exact = second.variances(few, directions)
+            factor = float(_over(ours["hec3"], exact["hec3"]).median())  # standard errors of the size of the exact ones
+            errors = (ours["trace"] / factor if factor > 0 else ours["trace"]).clamp_min(0.0).sqrt()
             found = [
                 _check_variances(ours, exact, second.residual),
                 _check_loo_residuals(fitted, deletions, steps, first.residual),
-                *_check_steps(first, few, deletions, steps, ours.standard_errors(exact)),
+                *_check_steps(first, few, deletions, steps, errors),
                 _check_degrees_of_freedom(fitted, steps, first.residual),
                 checks.leverage(fitted),
             ]
@@ -81,146 +74,149 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
         found.append(_check_ridges(fitted, many, late=time.monotonic() - start > seconds))
         found.extend(checks.trust_of_columns(fitted))
         found.extend(checks.trust_of_gradients(fitted))
-    return Trust(tuple(found), len(ours.hec3), time.monotonic() - start)
+    return Trust(tuple(found), len(errors), time.monotonic() - start)
 
 
-@dataclass(frozen=True)
-class StructureVariances:
-    """What the fit says about a sample.
+def _structure_variances(fitted: Fitted, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
+    """(m,) Ho and HeC3 by the fit, along one direction of the outputs of each prediction, and the trace of HeC3."""
+    found: dict[str, list[Tensor]] = {"ho": [], "hec3": [], "trace": []}
+    for inputs, some in zip(sample, directions, strict=True):
+        covariances = fitted.sandwich.predict(inputs).covariances
+        for name in ("ho", "hec3"):
+            found[name].append(torch.einsum("mk,mkl,ml->m", some, covariances[name], some))
+        found["trace"].append(_trace(covariances["hec3"]))
+    return {name: torch.cat(values) for name, values in found.items()}
 
-    Attributes:
-        along: (m,) variances along one direction of the outputs of each prediction, by name.
-        hec3: (m,) traces of HeC3.
+
+def _check_variances(ours: dict[str, Tensor], exact: dict[str, Tensor], residual: float) -> Check:
+    """How far variances are from those of the exact curvature, in size and in their order.
+
+    Ranks count only where single predictions are off against the typical factor.
     """
-
-    along: dict[str, Tensor]
-    hec3: Tensor
-
-    @classmethod
-    def of(cls, fitted: Fitted, sample: list[Inputs], directions: list[Tensor]) -> StructureVariances:
-        """From the structure's own covariances."""
-        along: dict[str, list[Tensor]] = {"ho": [], "hec3": [], "laplace": []}
-        traces = []
-        for inputs, some in zip(sample, directions, strict=True):
-            found = fitted.sandwich.predict(inputs).covariances
-            for name, values in along.items():
-                values.append(torch.einsum("mk,mkl,ml->m", some, found[name], some))
-            traces.append(torch.diagonal(found["hec3"], dim1=1, dim2=2).sum(1))
-        return cls({name: torch.cat(values) for name, values in along.items()}, torch.cat(traces))
-
-    def standard_errors(self, exact: dict[str, Tensor]) -> Tensor:
-        """(m,) of all outputs together, scaled to the size that the exact curvature gives."""
-        factor = float(_over(self.along["hec3"], exact["hec3"]).median())
-        return (self.hec3 / factor if factor > 0 else self.hec3).clamp_min(0.0).sqrt()
-
-
-def _check_variances(ours: StructureVariances, exact: dict[str, Tensor], residual: float) -> Check:
-    """Variances of the structure against exact ones."""
-    numbers: dict[str, float] = {}
-    spread: dict[str, float] = {}
-    pairs = {name: (ours.along[name], exact[name]) for name in ("ho", "hec3")}
-    pairs["ratio"] = _over(ours.along["hec3"], ours.along["ho"]), _over(exact["hec3"], exact["ho"])
-    ranks: dict[str, float] = {}
-    for name, (mine, true) in pairs.items():
-        factors = _over(mine, true)
-        typical = float(factors.median())
-        if name != "ratio":
-            numbers[name] = typical
-        ranks[f"{name} rank"] = rank_correlation(mine, true)
-        spread[name] = max(fold(float(one) / typical) if typical > 0 else math.inf for one in factors)
-    numbers |= ranks
-    numbers["worst"] = max(fold(float(one)) for name in ("ho", "hec3") for one in _over(*pairs[name]))
-    numbers["solved"] = residual
-    return checks.distance(numbers, spread, residual)
+    pairs = {name: (ours[name], exact[name]) for name in ("ho", "hec3")}
+    pairs["ratio"] = _over(ours["hec3"], ours["ho"]), _over(exact["hec3"], exact["ho"])
+    factors = {name: _over(*pair) for name, pair in pairs.items()}
+    typical = {name: float(one.median()) for name, one in factors.items()}
+    ranks = {name: rank_correlation(*pair) for name, pair in pairs.items()}
+    largest = {name: max(fold(float(one)) for one in factors[name]) for name in ("ho", "hec3")}
+    scattered = [
+        ranks[name]
+        for name, middle in typical.items()
+        if middle <= 0 or max(fold(float(one) / middle) for one in factors[name]) > checks.FOLD[0]
+    ]
+    size = worst(level_of(fold(typical[name]), checks.FOLD) for name in largest)
+    order = worst([FINE, *(level_of(rank, checks.RANK) for rank in scattered if not math.isnan(rank))])
+    words = "Variances have the size and order that the exact curvature gives."
+    if order != FINE:
+        words = "Not even the order of predictions is that of the exact curvature."
+    elif size != FINE:
+        words = "Variances are off by a factor, but predictions keep their order: rank by them, do not scale by them."
+    if (level := worst([size, order])) != FINE:
+        words += ' Use structure="core" (or "exact" where it fits in memory) to read variances as variances.'
+    numbers = {name: typical[name] for name in largest} | {f"{name} rank": rank for name, rank in ranks.items()}
+    numbers |= {"worst": max(largest.values()), "solved": residual}
+    return if_solved(Check("distance", level, numbers, words), residual)
 
 
 def _check_loo_residuals(fitted: Fitted, deletions: list[Deletion], steps: ExactSteps, residual: float) -> Check:
     """Squared leave-one-out residuals of the structure against exact ones."""
-    ours: list[float] = []
-    exact: list[float] = []
-    for one, residuals in zip(deletions, steps.loo_residuals, strict=True):
-        pair = fitted.adjusted.hec3[one.members], residuals
-        for sums, some in zip((ours, exact), pair, strict=True):
-            sums.append(float(fitted.problem.isometric(some, one.members)[:, one.outputs].square().sum()))
+    if not deletions:
+        words = "There are no residuals, so that leaving an example out changes nothing."
+        return checks.not_checked("leave-one-out", words)
+    ours, exact = (
+        [
+            float(fitted.problem.isometric(some, one.members)[:, one.outputs].square().sum())
+            for one, some in zip(deletions, every, strict=True)
+        ]
+        for every in ([fitted.adjusted.hec3[one.members] for one in deletions], steps.loo_residuals)
+    )
     factor = sum(ours) / sum(exact) if sum(exact) > 0 else 1.0
-    worst = max((fold(a / b) if b > 0 else math.inf for a, b in zip(ours, exact, strict=True)), default=1.0)
-    return checks.leave_one_out(factor, worst, len(deletions), residual)
+    largest = max(fold(a / b) if b > 0 else math.inf for a, b in zip(ours, exact, strict=True))
+    check = checks.judged(
+        "leave-one-out",
+        worst([level_of(fold(factor), checks.FOLD), FINE if largest <= checks.FOLD[0] else checks.CAREFUL]),
+        {"factor": factor, "worst": largest, "examples": float(len(deletions))},
+        "Leave-one-out residuals of the most influential examples, squared, are those of the exact curvature.",
+        "Leave-one-out residuals of the most influential examples, squared, are off by a factor, and HeC3 with "
+        'them: this structure\'s leverages are not true. Use structure="core" or "exact".',
+    )
+    return if_solved(check, residual)
 
 
 def _check_steps(
     solver: ExactSolver, sample: list[Inputs], deletions: list[Deletion], steps: ExactSteps, errors: Tensor
 ) -> tuple[Check, Check]:
     """Stationarity and linearization: what exact steps do to predictions, linearized and by the network itself."""
-    fitted, problem = solver.fitted, solver.problem
-    direction = fitted.step.direction if fitted.loo.recenter else None
-    taken = direction is not None
+    fitted, problem, taken = solver.fitted, solver.problem, solver.fitted.loo.recenter
+    direction = fitted.step.direction if taken else None
     remaining = steps.newton if direction is None else steps.newton - direction
     size = float(remaining.norm() / problem.weights().norm().clamp_min(torch.finfo(remaining.dtype).tiny))
     change = _root_mean_square(solver.output_change(sample, remaining), errors)
     newton_step = steps.newton if direction is None else direction
-    along_newton = linearization_error(solver, sample, None, newton_step.unsqueeze(0))
-    newton = _root_mean_square(along_newton.error[0], errors)
+    along_newton, _, hidden = linearization_error(solver, sample, None, newton_step.unsqueeze(0))
+    newton = _root_mean_square(along_newton[0], errors)
     factor = checks.factor_after_step(fitted, solver.training_change(steps.newton))
-    far = newton > checks.NEWTON_CHANGE[1]
-    trees = isinstance(problem.network.model, LeafSum)
-    stationarity = checks.stationarity(size, change, factor, taken, far, solver.residual, trees)
-    loo = own = 0.0
-    hidden = along_newton.hidden
+    far, trees = newton > checks.NEWTON_CHANGE[1], isinstance(problem.network.model, LeafSum)
+    stationarity = checks.stationarity(size, change, factor, taken, far, trees)
+    if not (trees and not taken):  # of trees nothing is concluded from the solves
+        stationarity = if_solved(stationarity, solver.residual)
+    loo, own = 0.0, 0.0
     if deletions:
-        without = linearization_error(solver, sample, direction, steps.deletions)
-        loo, hidden = without.relative, without.hidden
+        _, loo, hidden = linearization_error(solver, sample, direction, steps.deletions)
         own = own_linearization_error(solver, deletions, direction, steps.deletions)
-    return stationarity, checks.linearization(loo, own, newton, taken, hidden, solver.residual)
+    return stationarity, if_solved(checks.linearization(loo, own, newton, taken, hidden), solver.residual)
 
 
 def _check_degrees_of_freedom(fitted: Fitted, steps: ExactSteps, residual: float) -> Check:
     """Degrees of freedom of the structure, and Hutchinson's estimate of the exact ones."""
-    found, numbers = fitted.degrees_of_freedom, fitted.problem.numbers
     if residual > checks.UNCONVERGED:
-        return checks.degrees_of_freedom(found, numbers)
+        return checks.degrees_of_freedom(fitted)
     estimate = float(steps.degrees_of_freedom.mean())
     # The variance of v^T H v over signs v is at most 2 tr H^2, and eigenvalues of H are at most one.
     error = (2.0 * max(estimate, 0.0) / len(steps.degrees_of_freedom)) ** 0.5
-    return checks.degrees_of_freedom(found, numbers, estimate, error)
+    return checks.degrees_of_freedom(fitted, (estimate, error))
 
 
 def _check_ridges(fitted: Fitted, sample: list[Inputs], late: bool) -> Check:
     """The order of predictions by HeC3 at other ridges."""
-    ridge = fitted.bread.ridge
+    ridge, found = fitted.bread.ridge, []
     reason = "no seconds were left" if late else "the fit has no ridge" if ridge <= 0 else ""
     if not reason:
         try:
-            given, *others = (
-                _hec3(fitted if factor == 1.0 else at_ridge(fitted, factor * ridge), sample)
-                for factor in (1.0, *RIDGE_FACTORS)
-            )
-            if len(given) >= LEAST_RANKED:
-                return checks.ridge_sensitivity(*(rank_correlation(given, other) for other in others))
-            reason = f"fewer than {LEAST_RANKED} predictions"
+            others = (at_ridge(fitted, factor * ridge) for factor in RIDGE_FACTORS)
+            found = [_hec3(one, sample) for one in (fitted, *others)]
         except (InputError, TooLargeError, SingularCurvatureError) as error:
             reason = str(error).split(". ")[0].removeprefix("expected ")
-    return checks.not_checked("lambda", f"Variances at other ridges were not looked at: {reason}.")
+    if found and len(found[0]) < LEAST_RANKED:
+        reason = f"fewer than {LEAST_RANKED} predictions"
+    if reason:
+        return checks.not_checked("lambda", f"Variances at other ridges were not looked at: {reason}.")
+    below, above = (rank_correlation(found[0], other) for other in found[1:])
+    return checks.judged(
+        "lambda",
+        level_of(min(below, above), checks.SAME_ORDER),
+        {"a tenth": below, "ten times": above},
+        "Predictions have the same order by HeC3 with a tenth and with ten times lambda.",
+        "The order of predictions by HeC3 changes with lambda between a tenth and ten times its value. Make sure "
+        'of lambda (the weight decay of the training, or ridge="loo").',
+    )
 
 
 def _hec3(fitted: Fitted, sample: list[Inputs]) -> Tensor:
-    covariances = [fitted.sandwich.predict(inputs).covariances["hec3"] for inputs in sample]
-    return torch.cat([torch.diagonal(one, dim1=1, dim2=2).sum(1) for one in covariances])
+    """(m,) traces of HeC3."""
+    return torch.cat([_trace(fitted.sandwich.predict(inputs).covariances["hec3"]) for inputs in sample])
+
+
+def _trace(covariance: Tensor) -> Tensor:
+    return torch.diagonal(covariance, dim1=1, dim2=2).sum(1)
 
 
 def at_ridge(fitted: Fitted, ridge: float) -> Fitted:
     """The same fit with another lambda, for HeC3 alone, from the curvature at hand."""
     bread = fitted.bread.at(ridge, fitted.loo.meat_roots)
     found = assemble(fitted.problem, bread, fitted.loo, unbiased=False, only="hec3")
-    return replace(
-        fitted,
-        bread=bread,
-        sandwich=found.sandwich,
-        meats=found.meats,
-        adjusted=found.adjusted,
-        step=found.step,
-        sigma=found.noise.covariance,
-        noise_scale=found.noise.scale,
-    )
+    parts = {name: getattr(found, name) for name in ("sandwich", "meats", "adjusted", "step")}
+    return replace(fitted, bread=bread, sigma=found.noise.covariance, noise_scale=found.noise.scale, **parts)
 
 
 def rank_correlation(one: Tensor, other: Tensor) -> float:

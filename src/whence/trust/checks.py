@@ -1,7 +1,7 @@
 """Checks of a fit: a level, the numbers behind it, and a sentence that says what they mean and what to do.
 
-First the results (`Check`, `Trust`), then one rule for each check, which turns numbers into a level and words, and last
-the checks that every fit makes of itself (`trust_of_fit`).
+First the results (`Check`, `Trust`), then the rules that turn numbers into levels and words, and last the checks that
+every fit makes of itself (`trust_of_fit`).
 """
 
 from __future__ import annotations
@@ -127,20 +127,12 @@ class Trust(Shown):
 
     def __getitem__(self, name: str) -> Check:
         """A check by its name."""
-        for check in self.checks:
-            if check.name == name:
-                return check
-        raise KeyError(name)
+        return {check.name: check for check in self.checks}[name]
 
     @property
     def level(self) -> str:
         """The worst level of all checks."""
         return worst(check.level for check in self.checks)
-
-    def to_frame(self) -> pandas.DataFrame:
-        """One row a check."""
-        names = ("name", "level", "figures", "words")
-        return frame({name: [[str(getattr(check, name)) for check in self.checks]] for name in names})
 
     @property
     def headline(self) -> str:
@@ -157,17 +149,20 @@ class Trust(Shown):
         flagged = (check for check in self.checks if check.level in (CAREFUL, NOT))
         return tuple(sorted(flagged, key=lambda check: -LEVELS.index(check.level)))
 
+    def to_frame(self) -> pandas.DataFrame:
+        """One row a check."""
+        return frame({name: [list(self._all(name))] for name in ("name", "level", "figures", "words")})
+
     def __repr__(self) -> str:
         """The headline."""
         return f"Trust({self.headline})"
 
     def _table(self) -> Table:
-        columns = {
-            "level": tuple(check.level for check in self.checks),
-            "check": tuple(check.name for check in self.checks),
-            "why, and what to do": tuple(check.text for check in self.checks),
-        }
-        return Table(self.headline, tuple(Column(name, cells, left=True) for name, cells in columns.items()))
+        columns = {"level": "level", "check": "name", "why, and what to do": "text"}
+        return Table(self.headline, tuple(Column(title, self._all(name), left=True) for title, name in columns.items()))
+
+    def _all(self, name: str) -> tuple[str, ...]:
+        return tuple(getattr(check, name) for check in self.checks)
 
 
 def worst(levels: Iterable[str]) -> str:
@@ -187,113 +182,60 @@ def level_of(value: float, bounds: tuple[float, float]) -> str:
         >>> level_of(0.3, (0.25, 1.0)), level_of(0.97, (0.95, 0.8)), level_of(math.nan, (0.95, 0.8))
         ('careful', 'fine', 'do not trust')
     """
-    first, second = bounds
-    if (value >= first) if first > second else (value <= first):
-        return FINE
-    return CAREFUL if ((value >= second) if first > second else (value <= second)) else NOT
+    sign = -1 if bounds[0] > bounds[1] else 1
+    within = (sign * value <= sign * bound for bound in bounds)
+    return next((level for level, inside in zip(LEVELS, within, strict=False) if inside), NOT)
 
 
 def fold(factor: float) -> float:
-    """How many times too large or too small.
-
-    Examples:
-        >>> fold(0.5), fold(2.0)
-        (2.0, 2.0)
-    """
+    """How many times too large or too small."""
     return max(factor, 1.0 / factor) if factor > 0 else math.inf
 
 
 # Bounds of "fine" and of "careful" for each rule; docs/trust.md says where they come from.
-FOLD = (1.25, 2.0)
-"""Factors on a variance. Intervals meant to cover 95 % then cover 92 to 97 %, and 83 to 99 %."""
-
-RANK = (0.95, 0.8)
-"""Rank correlations with the exact variances below which order suffers, and below which it is lost."""
-
+FOLD = (1.25, 2.0)  # factors on a variance. Intervals meant to cover 95 % then cover 92 to 97 %, and 83 to 99 %.
+RANK = (0.95, 0.8)  # rank correlations with the exact variances below which order suffers, and below which it is lost
 STOPPED = (1.5, 8.0)
 """HeC3 over HeC3 after a Newton step. Up to the second, standard errors were within a factor of two of retraining."""
-
 NEWTON_CHANGE = (0.25, 1.0)
 """Root mean square change of predictions, or error of their change, by a Newton step, in standard errors."""
-
 LONGEST_STEP = 1.25
 """Of a Newton step, in lengths of the weights: with a longer one the network is near no optimum at all."""
-
-LINEARIZATION_ERROR = (0.3, 1.0)
-"""Linearization error of a change of outputs, over the change."""
-
-SAME_ORDER = (0.8, 0.5)
-"""Rank correlations of HeC3 with that at a tenth and at ten times lambda."""
-
+LINEARIZATION_ERROR = (0.3, 1.0)  # linearization error of a change of outputs, over the change
+SAME_ORDER = (0.8, 0.5)  # rank correlations of HeC3 with that at a tenth and at ten times lambda
 NEARLY_ALL = 0.9
 """Degrees of freedom over the numbers in the training targets from which on residuals say little about noise."""
-
 GUARDED = {"exact": (0.0, 0.01), "one_plus_q": (0.01, 0.2), "clip": (0.0, 0.0)}
 """Shares of examples with a guarded leverage, by policy."""
-
 INSIDE = (0.7, 0.35)
 """Estimated shares of HeC3 within a core. A sample is rough: it said .90 to 1.00 where the true share was .97 or more,
 .72 for .94, .36 for .55, and .40, .13 and .08 for .08, .05 and .04, where the network was certain of wrong labels."""
-
 DIAGONAL = (0.4, 0.15)
 """HeC3 in a Kronecker eigenbasis over that of a sample of gradients. On networks that were not certain of wrong labels
 it was .42 to 1.02, with HeC3 .57 to 6.6 times the exact one; on others .006 to .26, with HeC3 .01 to .27 times."""
-
-BY_ROUNDING = (0.01, 0.2)
-"""Shares of HeC3 along directions of an eigenbasis that rounding chooses."""
-
-UNCONVERGED = 0.1
-"""Relative residual of an exact solve beyond which nothing is concluded from it."""
+BY_ROUNDING = (0.01, 0.2)  # shares of HeC3 along directions of an eigenbasis that rounding chooses
+UNCONVERGED = 0.1  # relative residual of an exact solve beyond which nothing is concluded from it
 
 
-def distance(numbers: Mapping[str, float], spread: Mapping[str, float], residual: float) -> Check:
-    """How far variances are from those of the exact curvature.
-
-    Args:
-        numbers: factors "ho" and "hec3", and rank correlations "ho rank", "hec3 rank" and "ratio rank".
-        spread: for "ho", "hec3" and "ratio", the largest factor of a single prediction against the typical one.
-        residual: relative residual of the solves.
-    """
-    size = worst(level_of(fold(numbers[name]), FOLD) for name in ("ho", "hec3"))
-    ranks = {name: numbers[f"{name} rank"] for name in spread if spread[name] > FOLD[0]}
-    order = worst([FINE, *(level_of(rank, RANK) for rank in ranks.values() if not math.isnan(rank))])
-    level = worst([size, order])
-    advice = ' Use structure="core" (or "exact" where it fits in memory) to read variances as variances.'
-    if level == FINE:
-        words = "Variances have the size and order that the exact curvature gives."
-    elif order == FINE:
-        words = "Variances are off by a factor, but predictions keep their order: rank by them, do not scale by them."
-        words += advice
-    else:
-        words = "Not even the order of predictions is that of the exact curvature." + advice
-    return _if_solved(Check("distance", level, numbers, words), residual)
+def judged(name: str, level: str, numbers: Mapping[str, float], fine: str, otherwise: str) -> Check:
+    """A check with one text where it is fine, and one where it is not."""
+    return Check(name, level, numbers, fine if level == FINE else otherwise)
 
 
-def leave_one_out(factor: float, largest: float, count: int, residual: float) -> Check:
-    """Whether squared leave-one-out residuals are those of the exact curvature."""
-    if not count:
-        return not_checked("leave-one-out", "There are no residuals, so that leaving an example out changes nothing.")
-    level = worst([level_of(fold(factor), FOLD), FINE if level_of(largest, FOLD) == FINE else CAREFUL])
-    check = _judged(
-        "leave-one-out",
-        level,
-        {"factor": factor, "worst": largest, "examples": float(count)},
-        "Leave-one-out residuals of the most influential examples, squared, are those of the exact curvature.",
-        "Leave-one-out residuals of the most influential examples, squared, are off by a factor, and HeC3 with "
-        'them: this structure\'s leverages are not true. Use structure="core" or "exact".',
-    )
-    return _if_solved(check, residual)
+def not_checked(name: str, words: str) -> Check:
+    """A check that could not be made, with the reason."""
+    return Check(name, SKIPPED, {}, words)
 
 
-def stationarity(
-    size: float,
-    change: float,
-    factor: float,
-    taken: bool,
-    far: bool,
-    residual: float = 0.0,
-    trees: bool = False,
-) -> Check:
+def if_solved(check: Check, residual: float) -> Check:
+    """The check, where the exact solves behind it converged to a relative residual that is small enough."""
+    if residual <= UNCONVERGED:
+        return check
+    words = "Exact solves were stopped before they converged: allow more `seconds`, or a smaller sample."
+    return Check(check.name, SKIPPED, {"relative residual": residual}, words)
+
+
+def stationarity(size: float, change: float, factor: float, taken: bool, far: bool, trees: bool = False) -> Check:
     """Whether the answers are those of the optimum of the penalised loss.
 
     Most networks stop elsewhere. Variances of retrained networks mostly lie between HeC3 as it is and HeC3 after the
@@ -306,7 +248,6 @@ def stationarity(
         factor: HeC3 over HeC3 with the residuals after that step, over all training inputs.
         taken: whether the fit was recentered; the step is then what is left.
         far: whether the step is known to be too long for a linearization.
-        residual: relative residual of the solves.
         trees: whether the weights are leaf values of trees.
     """
     numbers = {"after the step": factor, "standard errors": change, "step": size}
@@ -341,7 +282,7 @@ def stationarity(
         words += "." if far else ", or let the fit take the last step (recenter=True)."
         if level == NOT and size <= LONGEST_STEP:
             words += " If you can do neither, use the verdicts, and report no standard errors."
-    return _if_solved(Check("stationarity", level, numbers, words), residual)
+    return Check("stationarity", level, numbers, words)
 
 
 def factor_after_step(fitted: Fitted, change: Tensor) -> float:
@@ -360,7 +301,7 @@ def factor_after_step(fitted: Fitted, change: Tensor) -> float:
     return before / then if then > 0 else 1.0 if before <= 0 else math.inf
 
 
-def linearization(loo: float, own: float, newton: float, taken: bool, hidden: float, residual: float) -> Check:
+def linearization(loo: float, own: float, newton: float, taken: bool, hidden: float) -> Check:
     """Whether outputs change linearly in the weights over the steps that matter.
 
     Args:
@@ -369,7 +310,6 @@ def linearization(loo: float, own: float, newton: float, taken: bool, hidden: fl
         newton: error along the Newton step, in standard errors.
         taken: whether the fit was recentered; if not, no prediction rests on the Newton step.
         hidden: share of the change that rounding may hide.
-        residual: relative residual of the solves.
     """
     without, along = level_of(max(loo, own), LINEARIZATION_ERROR), level_of(newton, NEWTON_CHANGE) if taken else FINE
     words = "Outputs are linear in the weights, as far as single training examples move them."
@@ -387,27 +327,24 @@ def linearization(loo: float, own: float, newton: float, taken: bool, hidden: fl
     elif hidden > LINEARIZATION_ERROR[0]:
         words = "Rounding hides whether outputs are linear in the weights; use weights of higher precision to see it."
     numbers = {"leave-one-out": loo, "own": own, "Newton": newton}
-    return _if_solved(Check("linearization", worst([without, along]), numbers, words), residual)
+    return Check("linearization", worst([without, along]), numbers, words)
 
 
-def degrees_of_freedom(found: float, numbers: int, estimate: float = math.nan, error: float = math.nan) -> Check:
+def degrees_of_freedom(fitted: Fitted, exact: tuple[float, float] | None = None) -> Check:
     """Whether degrees of freedom are possible, and those of the exact curvature.
 
-    Args:
-        found: of the structure.
-        numbers: in the training targets, which the exact ones cannot exceed.
-        estimate: of the exact curvature's.
-        error: a bound of the estimate's standard error.
+    `exact` is an estimate of the latter, with a bound of its standard error.
     """
+    found, numbers = fitted.bread.degrees_of_freedom, fitted.problem.numbers
     figures = {"found": found, "of": float(numbers)}
     share, factor = found / max(numbers, 1), 1.0
-    if not math.isnan(estimate):
+    if exact is not None:
+        estimate, error = exact
         figures |= {"exact": estimate, "error": error}
         if abs(found - estimate) > 2 * error:
             ends = (estimate - 2 * error, estimate + 2 * error)
             factor = min(fold(found / end if end else math.inf) for end in ends)
-    level = NOT if share > 1.0 else CAREFUL if share > NEARLY_ALL else FINE
-    level = worst([level, level_of(factor, FOLD)])
+    level = worst([NOT if share > 1.0 else CAREFUL if share > NEARLY_ALL else FINE, level_of(factor, FOLD)])
     words = "Fewer degrees of freedom than there are numbers to fit."
     if share > 1.0:
         words = (
@@ -422,31 +359,6 @@ def degrees_of_freedom(found: float, numbers: int, estimate: float = math.nan, e
             'this network. Use structure="core" or "exact".'
         )
     return Check("degrees of freedom", level, figures, words)
-
-
-def hessian_columns(freedom: float, columns: int, each: int) -> Check:
-    """Whether random columns of the Hessians are so many that the inverse of their curvature is of the right size.
-
-    With x degrees of freedom a column, variances are too large: Ho by 1 / (1 - x), as the inverse of a Wishart matrix,
-    and HeC3 by about the fourth power of that, measured for x up to 0.4.
-
-    Args:
-        freedom: degrees of freedom.
-        columns: of all training examples together.
-        each: columns of one.
-    """
-    share = min(freedom / columns, 1.0 - 1e-6)
-    times = 1.0 / (1.0 - share)
-    wanted = math.ceil(each * share / (1.0 - FOLD[0] ** -0.25))
-    return _judged(
-        "Hessian columns",
-        level_of(times**4, FOLD),
-        {"found": freedom, "of": float(columns), "Ho times": times, "HeC3 times": times**4},
-        "Random columns of the loss's Hessian are many times the degrees of freedom.",
-        f"Random columns of the loss's Hessian are too few for so many degrees of freedom: variances are too large, "
-        f"HeC3 by about {times**4:.3g}. Use hessian_columns={wanted} or more, more training examples, a larger "
-        "`ridge`, or a core or sketch of fewer coordinates.",
-    )
 
 
 def leverage(fitted: Fitted) -> Check:
@@ -465,147 +377,107 @@ def leverage(fitted: Fitted) -> Check:
     return Check("leverage", level_of(guarded / max(among, 1), GUARDED[policy]), numbers, words)
 
 
-def outside_core(share: float) -> Check:
-    """Whether a core holds the gradients that HeC3 is made of.
-
-    Args:
-        share: HeC3 of the core over HeC3 with what lies outside of it; NaN if that was not computed.
-    """
-    if math.isnan(share):
-        return _too_large("outside the core", "Gradients outside the core", "the core")
-    return _judged(
-        "outside the core",
-        level_of(share, INSIDE),
-        {"share": share},
-        "Gradients of the most doubtful examples lie within the core, as far as a sample of them shows.",
-        "Gradients of examples with large residuals lie outside the core, which follows the curvature of the loss: "
-        "where the network is certain of a wrong label there is next to none. HeC3 is too small, to about the "
-        'given share. Use structure="exact" or "sketch", or a core with a larger `size` or a `share` nearer to one.',
-    )
-
-
-def diagonal_meat(share: float) -> Check:
-    """Whether HeC3 of a curvature that is diagonal in a basis is that of the examples' own gradients.
-
-    Args:
-        share: HeC3 of the structure over HeC3 of a sample of examples in its curvature; NaN if not computed.
-    """
-    if math.isnan(share):
-        return _too_large("diagonal meat", "Gradients of doubtful examples", "HeC3")
-    return _judged(
-        "diagonal meat",
-        level_of(share, DIAGONAL),
-        {"share": share},
-        "HeC3 has the size that gradients of the most doubtful examples give it, as far as a sample shows.",
-        "Gradients of examples with large residuals lie where there is next to no curvature, as they do where the "
-        "network is certain of a wrong label: the eigenbasis is not made for them, its directions there are "
-        'rounding, and HeC3 is too small, to about the given share. Use structure="exact" or "sketch".',
-    )
-
-
-def eigenbasis(share: float) -> Check:
-    """Whether the data determine the directions in which HeC3 is taken as diagonal.
-
-    Args:
-        share: of HeC3 of the weights, along directions that rounding chooses.
-    """
-    return _judged(
-        "eigenbasis",
-        level_of(share, BY_ROUNDING),
-        {"by rounding": share},
-        "The data determine the eigenbasis where HeC3 is.",
-        "HeC3 lies in directions without any curvature, up to rounding, of which the eigenbasis is arbitrary: "
-        "another machine, or another order of the data, gives another HeC3. The network is certain of wrong "
-        'labels there. Use structure="exact" or "sketch".',
-    )
-
-
-def ridge_sensitivity(below: float, above: float) -> Check:
-    """Whether the order of predictions by HeC3 depends on lambda: rank correlations at a tenth, and at ten times."""
-    return _judged(
-        "lambda",
-        level_of(min(below, above), SAME_ORDER),
-        {"a tenth": below, "ten times": above},
-        "Predictions have the same order by HeC3 with a tenth and with ten times lambda.",
-        "The order of predictions by HeC3 changes with lambda between a tenth and ten times its value. Make sure "
-        'of lambda (the weight decay of the training, or ridge="loo").',
-    )
-
-
-def _judged(name: str, level: str, numbers: Mapping[str, float], fine: str, otherwise: str) -> Check:
-    """A check with one text where it is fine, and one where it is not."""
-    return Check(name, level, numbers, fine if level == FINE else otherwise)
-
-
-def _too_large(name: str, unseen: str, compared: str) -> Check:
-    """A check that would take too much memory."""
-    why = f"it would take more memory than is set aside; a look at predictions compares {compared} with exact solves"
-    return not_checked(name, f"{unseen} were not looked at: {why}.")
-
-
-def not_checked(name: str, words: str) -> Check:
-    """A check that could not be made, with the reason."""
-    return Check(name, SKIPPED, {}, words)
-
-
-def _if_solved(check: Check, residual: float) -> Check:
-    """The check, where the exact solves behind it converged."""
-    if residual <= UNCONVERGED:
-        return check
-    words = "Exact solves were stopped before they converged: allow more `seconds`, or a smaller sample."
-    return Check(check.name, SKIPPED, {"relative residual": residual}, words)
-
-
 def trust_of_fit(fitted: Fitted) -> Trust:
     """Degrees of freedom, columns, leverages, the structure's own step, and gradients that a core or EKFAC misses.
 
     Standard errors are the typical one of training predictions: noise times the root of degrees of freedom a number.
     """
-    problem = fitted.problem
+    problem, taken = fitted.problem, fitted.loo.recenter
     change = fitted.loo.hessian_times(slice(0, problem.n), fitted.step.change)
     noise = float(problem.isometric(fitted.meats.roots["hec0"]).square().sum())
-    freedom = fitted.bread.degrees_of_freedom
-    error = noise * min(freedom / max(problem.numbers, 1), 1.0)
+    error = noise * min(fitted.bread.degrees_of_freedom / max(problem.numbers, 1), 1.0)
     in_errors = (float(problem.isometric(change).square().sum()) / error) ** 0.5 if error > 0 else 0.0
-    taken, trees = fitted.loo.recenter, isinstance(problem.network.model, LeafSum)
+    factor = 1.0 if taken else factor_after_step(fitted, fitted.step.change)
+    trees = isinstance(problem.network.model, LeafSum)
     checks = [
-        stationarity(
-            fitted.step.relative,
-            0.0 if taken else in_errors,
-            1.0 if taken else factor_after_step(fitted, fitted.step.change),
-            taken,
-            far=True,
-            trees=trees,
-        ),
-        degrees_of_freedom(freedom, problem.numbers),
+        stationarity(fitted.step.relative, 0.0 if taken else in_errors, factor, taken, far=True, trees=trees),
+        degrees_of_freedom(fitted),
         leverage(fitted),
     ]
     return Trust((*checks, *trust_of_columns(fitted), *trust_of_gradients(fitted)))
 
 
 def trust_of_columns(fitted: Fitted) -> Iterator[Check]:
-    """Whether random columns are enough, where the inverse of a matrix of them is taken."""
+    """Whether random columns of the Hessians are so many that the inverse of their curvature is of the right size.
+
+    With x degrees of freedom a column, variances are too large: Ho by 1 / (1 - x), as the inverse of a Wishart matrix,
+    and HeC3 by about the fourth power of that, measured for x up to 0.4.
+    """
     problem = fitted.problem
-    if problem.sketch is not None and not isinstance(fitted.bread, FittedSpectral):
-        columns = problem.counted * problem.sketch.columns
-        if columns < problem.numbers:
-            yield hessian_columns(fitted.bread.degrees_of_freedom, columns, problem.sketch.columns)
+    if problem.sketch is None or isinstance(fitted.bread, FittedSpectral):
+        return
+    freedom, each = fitted.bread.degrees_of_freedom, problem.sketch.columns
+    columns = problem.counted * each
+    if columns >= problem.numbers:
+        return
+    share = min(freedom / columns, 1.0 - 1e-6)
+    times = 1.0 / (1.0 - share)
+    wanted = math.ceil(each * share / (1.0 - FOLD[0] ** -0.25))
+    yield judged(
+        "Hessian columns",
+        level_of(times**4, FOLD),
+        {"found": freedom, "of": float(columns), "Ho times": times, "HeC3 times": times**4},
+        "Random columns of the loss's Hessian are many times the degrees of freedom.",
+        f"Random columns of the loss's Hessian are too few for so many degrees of freedom: variances are too large, "
+        f"HeC3 by about {times**4:.3g}. Use hessian_columns={wanted} or more, more training examples, a larger "
+        "`ridge`, or a core or sketch of fewer coordinates.",
+    )
 
 
 def trust_of_gradients(fitted: Fitted) -> Iterator[Check]:
     """Whether a core, or an eigenbasis, holds the gradients that HeC3 is made of."""
-    inside = share_inside_core(fitted)
-    if inside is not None:
-        yield outside_core(inside)
-    kept = share_of_sample(fitted)
-    if kept is not None:
-        yield diagonal_meat(kept)
+    yield from _judged_share(
+        "outside the core",
+        share_inside_core(fitted),
+        INSIDE,
+        "Gradients of the most doubtful examples lie within the core, as far as a sample of them shows.",
+        "Gradients of examples with large residuals lie outside the core, which follows the curvature of the loss: "
+        "where the network is certain of a wrong label there is next to none. HeC3 is too small, to about the "
+        'given share. Use structure="exact" or "sketch", or a core with a larger `size` or a `share` nearer to one.',
+    )
+    yield from _judged_share(
+        "diagonal meat",
+        share_of_sample(fitted),
+        DIAGONAL,
+        "HeC3 has the size that gradients of the most doubtful examples give it, as far as a sample shows.",
+        "Gradients of examples with large residuals lie where there is next to no curvature, as they do where the "
+        "network is certain of a wrong label: the eigenbasis is not made for them, its directions there are "
+        'rounding, and HeC3 is too small, to about the given share. Use structure="exact" or "sketch".',
+    )
     if isinstance(fitted.sandwich, SpectralSandwich):
-        yield eigenbasis(fitted.sandwich.share_chosen_by_rounding())
+        share = fitted.sandwich.share_chosen_by_rounding()
+        yield judged(
+            "eigenbasis",
+            level_of(share, BY_ROUNDING),
+            {"by rounding": share},
+            "The data determine the eigenbasis where HeC3 is.",
+            "HeC3 lies in directions without any curvature, up to rounding, of which the eigenbasis is arbitrary: "
+            "another machine, or another order of the data, gives another HeC3. The network is certain of wrong "
+            'labels there. Use structure="exact" or "sketch".',
+        )
 
 
-MOST_OUTPUTS = 32
-"""With more outputs nothing is checked: each source takes a backward pass for each."""
+def _judged_share(
+    name: str, share: float | None, bounds: tuple[float, float], fine: str, otherwise: str
+) -> Iterator[Check]:
+    """A check of a share of HeC3; none where there is nothing to check, and NaN where it takes too much memory."""
+    if share is not None and math.isnan(share):
+        yield not_checked(
+            name,
+            "Gradients of the most doubtful examples were not looked at: it would take more memory than is set aside; "
+            "a look at predictions compares HeC3 with exact solves.",
+        )
+    elif share is not None:
+        yield judged(name, level_of(share, bounds), {"share": share}, fine, otherwise)
+
+
+MOST_OUTPUTS = 32  # with more outputs nothing is checked: each source takes a backward pass for each
+
+
+def _can_sample(fitted: Fitted) -> bool:
+    """Whether gradients of single examples say something: not with many outputs, groups, or data of other processes."""
+    problem = fitted.problem
+    return problem.k <= MOST_OUTPUTS and fitted.loo.groups is None and problem.passes.process_group.alone
 
 
 def share_inside_core(fitted: Fitted) -> float | None:
@@ -619,14 +491,7 @@ def share_inside_core(fitted: Fitted) -> float | None:
     if not isinstance(core, FittedPrimal) or not isinstance(core.features, Projected | LeafFeatures) or core.ridge <= 0:
         return None
     features, d = core.features, problem.selection.size
-    alone = problem.passes.process_group.alone and fitted.loo.groups is None
-    if (
-        not features.orthonormal
-        or features.size >= d
-        or not fitted.all_outputs
-        or problem.k > MOST_OUTPUTS
-        or not alone
-    ):
+    if not features.orthonormal or features.size >= d or not fitted.all_outputs or not _can_sample(fitted):
         return None
     sample = affordable_sample(d, problem.k, problem.budget.limit)
     if sample is None:
@@ -649,11 +514,10 @@ def _sampled_share(
     """
     sample, d = _Sample.draw(fitted, sources, points), fitted.problem.selection.size
     precision = working_precision(fitted.problem)
-    within: dict[str, list[Tensor]] = {name: [] for name in ("point", "pull", "column")}
     rows = {"point": len(sample.signs), "pull": len(sample.counts)}
     rows["column"] = len(sample.counts) * min(columns, fitted.problem.k)
+    within: dict[str, list[Tensor]] = {name: [] for name in rows}
     outside = {name: torch.empty(count, d, device=fitted.problem.device) for name, count in rows.items()}
-    filled = dict.fromkeys(rows, 0)
     for at, one in sample.examples(fitted):
         cotangents = sample.cotangents(fitted, at, columns)
         left = fitted.problem.jacobian().vjp(one, torch.cat([*cotangents.values()]).unsqueeze(1)).to(precision)
@@ -661,24 +525,20 @@ def _sampled_share(
         left -= features.lift(coordinates.to(precision))
         left -= features.lift(features.into(left).to(precision))  # what rounding left of the basis
         sizes = [len(some) for some in cotangents.values()]
-        for name, white, rest in zip(
-            cotangents, core.whiten(coordinates).double().split(sizes), left.split(sizes), strict=True
-        ):
+        parts = core.whiten(coordinates).double().split(sizes), left.split(sizes)
+        for name, white, rest in zip(cotangents, *parts, strict=True):
+            start = sum(map(len, within[name]))
+            outside[name][start : start + len(rest)] = rest
             within[name].append(white)
-            outside[name][filled[name] : filled[name] + len(rest)] = rest
-            filled[name] += len(rest)
-    points_in, pulls_in = torch.cat(within["point"]), torch.cat(within["pull"])
     points_out, pulls_out, columns_out = outside.values()
-    inside = points_in @ pulls_in.T
+    inside = torch.cat(within["point"]) @ torch.cat(within["pull"]).T
     gram = _products(columns_out, columns_out)
     gram.diagonal().add_(core.ridge)
     left, right = _products(points_out, columns_out), _products(pulls_out, columns_out)
     # Outside the core the curvature is lambda + the sources' own columns, by the Woodbury identity.
     whole = inside + (_products(points_out, pulls_out) - left @ torch.linalg.solve(gram, right.T)) / core.ridge
-    counts = torch.tensor([sample.counts[at] for at in sample.index if at in sample.counts], device="cpu").to(whole)
-    hec3_inside, hec3 = ((one.square() * counts).sum(1) for one in (inside, whole))
-    known = torch.isfinite(hec3) & (hec3 > 0)
-    return float((hec3_inside[known] / hec3[known]).median()) if bool(known.any()) else None
+    counts = torch.tensor([sample.counts[at] for at in sorted(sample.counts)], device="cpu").to(whole)
+    return _median_ratio(*((one.square() * counts).sum(1) for one in (inside, whole)))
 
 
 def share_of_sample(fitted: Fitted) -> float | None:
@@ -690,8 +550,7 @@ def share_of_sample(fitted: Fitted) -> float | None:
     bread, problem = fitted.bread, fitted.problem
     if not isinstance(bread, FittedSpectral) or all(one.inputs is one.outputs is None for one in bread.bases):
         return None
-    alone = problem.passes.process_group.alone and fitted.loo.groups is None
-    if problem.hessian_roots is None or problem.sketch is not None or problem.k > MOST_OUTPUTS or not alone:
+    if problem.hessian_roots is None or problem.sketch is not None or not _can_sample(fitted):
         return None
     (sources, points, _), d = SAMPLES[0], problem.selection.size
     if d * (4.0 * points + 8.0 * 4) > min(LARGEST_SAMPLE, 0.1 * problem.budget.limit):
@@ -710,8 +569,12 @@ def share_of_sample(fitted: Fitted) -> float | None:
         if at in sample.counts:
             pulled = jacobian.vjp(one, fitted.meats.roots["hec3"][at].T.unsqueeze(1))
             hec3 += sample.counts[at] * _products(solved, pulled).square().sum(1)
-    known = torch.isfinite(hec3) & (hec3 > 0)
-    return float((torch.stack(variances).double()[known] / hec3[known]).median()) if bool(known.any()) else None
+    return _median_ratio(torch.stack(variances).double(), hec3)
+
+
+def _median_ratio(some: Tensor, whole: Tensor) -> float | None:
+    known = torch.isfinite(whole) & (whole > 0)
+    return float((some[known] / whole[known]).median()) if bool(known.any()) else None
 
 
 def _products(one: Tensor, two: Tensor, at_once: int = 2**12) -> Tensor:

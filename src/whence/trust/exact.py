@@ -24,9 +24,7 @@ from whence.influence.fitted import Fitted, alignments, inputs_of, training_exam
 from whence.jacobian.linearization import Linearization
 from whence.linalg import largest
 
-VECTORS_PER_SOLVE = 10
-"""Vectors of the size of the weights that a solve holds for each right-hand side."""
-
+VECTORS_PER_SOLVE = 10  # vectors of the size of the weights that a solve holds for each right-hand side
 ROUNDING = 16
 """Units in the last place by which outputs may differ from their linearization before it counts as an error."""
 
@@ -39,10 +37,13 @@ def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -
         if counted is not None:
             numbers[~counted] = torch.inf
         kept.append((numbers, inputs))
-        every = torch.cat([one for one, _ in kept])
-        bound = every.sort().values[min(most, len(every)) - 1]
-        kept = [_up_to(bound, numbers, inputs) for numbers, inputs in kept]
-        kept = [(numbers, inputs) for numbers, inputs in kept if len(numbers)]
+        every = torch.cat([one for one, _ in kept]).sort().values
+        bound = every[min(most, len(every)) - 1]
+        places = [(numbers.argsort(), numbers, inputs) for numbers, inputs in kept]
+        places = [
+            (at[(numbers[at] <= bound) & numbers[at].isfinite()], numbers, inputs) for at, numbers, inputs in places
+        ]
+        kept = [(numbers[at], take(inputs, at)) for at, numbers, inputs in places if len(at)]
     if not kept:
         raise InputError("expected at least one input to look at, got none.")
     return [inputs for _, inputs in kept]
@@ -53,13 +54,6 @@ def _training_inputs(fitted: Fitted) -> Iterator[tuple[Inputs, Tensor | None]]:
     weights = fitted.problem.sample_weights
     for batch in fitted.problem.read("trust, sample"):
         yield batch.inputs, None if weights is None else (weights[batch.rows] > 0).cpu()
-
-
-def _up_to(bound: Tensor, numbers: Tensor, inputs: Inputs) -> tuple[Tensor, Inputs]:
-    """Inputs whose number is at most the bound, in the order of their numbers."""
-    order = numbers.argsort()
-    index = order[(numbers[order] <= bound) & torch.isfinite(numbers[order])]
-    return numbers[index], take(inputs, index)
 
 
 def fewer(sample: list[Inputs], most: int) -> list[Inputs]:
@@ -86,12 +80,6 @@ class Deletion:
     members: Tensor  # (g,) places of the examples
     # those that are left out; all of them, unless single outputs or positions are
     outputs: slice = field(default_factory=lambda: slice(None))
-
-    def mask(self, n: int, k: int) -> Tensor:
-        """(n, k) true where something is left out."""
-        found = torch.zeros(n, k, dtype=torch.bool, device=self.members.device)
-        found[self.members, self.outputs] = True
-        return found
 
 
 def most_influential(fitted: Fitted, sample: list[Inputs], most: int) -> list[Deletion]:
@@ -184,24 +172,18 @@ class ExactSolver:
         n, k = problem.n, problem.k
         newton = self._transposed(problem.residuals.unsqueeze(0)) - fitted.bread.ridge * problem.weights()
         residuals = fitted.weighted_residuals
-        gone = torch.stack([one.mask(n, k) for one in deletions]) if deletions else residuals.new_zeros(0, n, k).bool()
+        first_trace = 1 + len(deletions)
+        masks = torch.zeros(first_trace + len(signs), n, k, dtype=torch.bool, device=residuals.device)
+        for mask, one in zip(masks[1:first_trace], deletions, strict=True):
+            mask[one.members, one.outputs] = True
         roots = problem.hessian_roots
         traced = signs if roots is None else torch.einsum("nkq,hnq->hnk", roots, signs)
-        right = torch.cat([newton, self._transposed(gone * residuals), self._transposed(traced)])
-        none = gone.new_zeros(1, n, k)
-        masks = torch.cat([none, gone, none.expand(len(signs), -1, -1)])
-        first_trace = 1 + len(deletions)
-        steps: list[Tensor] = []
-        traces: list[Tensor] = []
-        for low in range(0, len(right), self.at_once()):
-            some = slice(low, low + self.at_once())
-            solved = self.solve(right[some], masks[some])
-            here = max(first_trace - low, 0)
-            steps.append(solved[:here])
-            traces.append((right[some] * solved)[here:].sum(1))
-        found = torch.cat(steps)
-        loo_residuals = self._loo_residuals(deletions, found[1:], residuals)
-        return ExactSteps(found[0], -found[1:], loo_residuals, torch.cat(traces))
+        right = torch.cat([newton, self._transposed(masks[1:first_trace] * residuals), self._transposed(traced)])
+        chunks = zip(right.split(self.at_once()), masks.split(self.at_once()), strict=True)
+        solved = torch.cat([self.solve(*chunk) for chunk in chunks])
+        traces = (right[first_trace:] * solved[first_trace:]).sum(1)
+        without = solved[1:first_trace]
+        return ExactSteps(solved[0], -without, self._loo_residuals(deletions, without, residuals), traces)
 
     def solve(self, right: Tensor, gone: Tensor | None = None) -> Tensor:
         """F_lam^-1 v for right-hand sides (q, d), without the terms of F_lam that are gone (q, n, k)."""
@@ -277,41 +259,36 @@ class ExactSolver:
         return found
 
 
-@dataclass(frozen=True)
-class LinearizationError:
-    """How outputs change along some steps: norms over the outputs of each input."""
-
-    linear: Tensor  # (q, m) the change by the linearization
-    error: Tensor  # (q, m) by how much the network's outputs differ from that, less what rounding may be
-    hidden: float  # share of the linear change that rounding may hide
-
-    @property
-    def relative(self) -> float:
-        """Norm of the error over the norm of the change, all steps together."""
-        size = float(self.linear.norm())
-        return float(self.error.norm()) / size if size > 0 else 0.0
-
-
 def linearization_error(
     solver: ExactSolver, sample: list[Inputs], start: Tensor | None, steps: Tensor
-) -> LinearizationError:
-    """Take steps (q, d) from the weights, or from where the step `start` leads, and compare outputs on a sample."""
+) -> tuple[Tensor, float, float]:
+    """Take steps (q, d) from the weights, or from where the step `start` leads, and compare outputs on a sample.
+
+    Returns:
+        By how much the network's outputs differ from the linear change, less what rounding may be: (q, m) norms over
+        the outputs of each input. The same over the linear change. The share of that which rounding may hide.
+    """
     found = [_compare_outputs(solver, inputs, start, steps) for inputs in sample]
     linear, error, floor = (torch.cat([one.norm(dim=2) for one in some], dim=1) for some in zip(*found, strict=True))
-    size = float(linear.norm())
-    return LinearizationError(linear, error, float(floor.norm()) / size if size > 0 else 0.0)
+    return error, _share(error, linear), _share(floor, linear)
 
 
 def own_linearization_error(
     solver: ExactSolver, deletions: list[Deletion], start: Tensor | None, steps: Tensor
 ) -> float:
     """The relative error on what was left out, along the step without it: that of leave-one-out residuals."""
-    errors = sizes = 0.0
-    for one, step in zip(deletions, steps, strict=True):
-        for _, inputs, _ in training_examples(solver.fitted, one.members):
-            linear, error, _ = _compare_outputs(solver, inputs, start, step.unsqueeze(0))
-            errors, sizes = errors + float(error.square().sum()), sizes + float(linear.square().sum())
-    return (errors / sizes) ** 0.5 if sizes > 0 else 0.0
+    found = [
+        _compare_outputs(solver, inputs, start, step.unsqueeze(0))
+        for one, step in zip(deletions, steps, strict=True)
+        for _, inputs, _ in training_examples(solver.fitted, one.members)
+    ]
+    linear, error, _ = (torch.cat([one.flatten() for one in some]) for some in zip(*found, strict=True))
+    return _share(error, linear)
+
+
+def _share(some: Tensor, whole: Tensor) -> float:
+    size = float(whole.norm())
+    return float(some.norm()) / size if size > 0 else 0.0
 
 
 def _compare_outputs(
