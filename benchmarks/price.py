@@ -83,8 +83,8 @@ def measure(network: nn.Module, split: Split, text: str, cuda: bool, repeats: in
     tracer, tests = kept[0], list(split.test_inputs.split(AT_ONCE))
     first = seconds(lambda: tracer.predict(tests), cuda)
     predict = min(seconds(lambda: tracer.predict(tests), cuda) for _ in range(repeats))
-    opening = seconds(lambda: tracer.explain(tests, top=1), cuda)
-    explain = min(seconds(lambda: tracer.explain(tests, top=1), cuda) for _ in range(repeats))
+    opening = seconds(lambda: tracer.explain(tests, top=0), cuda)
+    explain = min(seconds(lambda: tracer.explain(tests, top=0), cuda) for _ in range(repeats))
     return {
         "fit_s": fit,
         "first_predict_s": first,

@@ -247,7 +247,8 @@ class Tracer(Fitted):
         Args:
             x: as for `predict`.
             level: one minus the share of ordinary predictions that may be called noisy, or scarce, by chance.
-            top: how many training examples to name for each prediction.
+            top: how many training examples to name for each prediction, which takes a product with all of them. With 0
+                the price does not grow with their number, and `noise_p` has the `effective` of an ordinary example.
             examples: (m,) the number of the training example that each input is, -1 for an input that is none. Its own
                 label is then left out of the noise around it.
 
@@ -260,7 +261,8 @@ class Tracer(Fitted):
             ('confident', 'scarce data')
         """
         check_level(level)
-        check_count(top, "top")
+        if top != 0:
+            check_count(top, "top")
         check_ungrouped(self)
         calibration, seen = self._calibration, 0
         own = None if examples is None else torch.as_tensor(examples, device=self.problem.device)

@@ -492,3 +492,59 @@ def test_labels_that_no_other_example_could_predict_are_scarce_not_noisy(generat
     assert float(tracer.loo_residuals[-2:].square().sum(1).min()) > 0.4  # nothing is known without them
     assert found.verdicts == ("scarce data", "scarce data")
     assert float(found.noise.max()) < found.noise_limit
+
+
+def classifier_with_wrong_labels(generator: torch.Generator) -> tuple[whence.Tracer, torch.Tensor]:
+    """Of 1,400 weights, on three blobs of which one has labels at random; and the inputs."""
+    centres = 2.0 * torch.randn(3, 20, generator=generator, dtype=torch.float64)
+    labels = torch.arange(600) % 3
+    inputs = centres[labels] + torch.randn(600, 20, generator=generator, dtype=torch.float64)
+    given = torch.where(labels == 0, torch.randint(0, 3, (600,), generator=generator), labels)
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(20, 60), torch.nn.Tanh(), torch.nn.Linear(60, 3)
+    network = torch.nn.Sequential(*layers).double()
+    optimizer = torch.optim.Adam(network.parameters(), 0.01)
+    for _ in range(40):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(inputs), given).backward()
+        optimizer.step()
+    tracer = fit(network, [(inputs, given)], ridge=1.0, structure="ekfac", likelihood="categorical")
+    return tracer, torch.cat([inputs[:100] + 0.1, 3.0 * inputs[:20]])
+
+
+def test_leading_directions_stand_for_all(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer, points = classifier_with_wrong_labels(generator)
+    monkeypatch.setattr("whence.influence.neighbours.LEADING", 10_000)
+    everything = tracer.explain(points)
+    for most, close in ((300, 0.02), (100, 0.1)):
+        monkeypatch.setattr("whence.influence.neighbours.LEADING", most)
+        tracer.__dict__.pop("_calibration")
+        few = tracer.explain(points)
+        same = [one == other for one, other in zip(few.verdicts, everything.verdicts, strict=True)]
+        assert sum(same) >= 0.95 * len(same)
+        torch.testing.assert_close(few.scarcity, everything.scarcity, rtol=close, atol=0.0)
+        torch.testing.assert_close(few.noise, everything.noise, rtol=0.0, atol=close)
+        assert few.notes == (f"Of gradients the {most} leading directions are compared, and the length of the rest.",)
+
+
+def test_noise_is_the_same_without_naming_examples(generator: torch.Generator) -> None:
+    tracer, points = classifier_with_wrong_labels(generator)
+    own = torch.full((len(points),), -1)
+    own[:50] = torch.arange(50)
+    for examples in (None, own):
+        named, unnamed = (tracer.explain(points, top=top, examples=examples) for top in (5, 0))
+        for name in ("noise", "scarcity", "scarcity_p", "probability", "ratio", "source"):
+            torch.testing.assert_close(getattr(unnamed, name), getattr(named, name), rtol=1e-4, atol=1e-5)
+        same = [one == other for one, other in zip(unnamed.verdicts, named.verdicts, strict=True)]
+        assert sum(same) >= 0.95 * len(same)
+    assert unnamed.check.shape == unnamed.near.shape == (len(points), 0)
+    noisy = int(unnamed.noisy.nonzero()[0])
+    assert unnamed.sentence(noisy).endswith("Check the labels nearby.")
+    assert len(unnamed.to_frame()) == len(points)
+
+
+def test_regressions_too_can_do_without_names(generator: torch.Generator) -> None:
+    _, y, features = where_noise_grows(generator)
+    tracer = fit(networks.linear([[0.0] * 12]), [(features, y)], ridge=0.1, recenter=True)
+    named, unnamed = (tracer.explain(features[:50], top=top) for top in (3, 0))
+    torch.testing.assert_close(unnamed.noise, named.noise, rtol=1e-9, atol=0.0)

@@ -8,8 +8,9 @@ that of ordinary predictions. `Calibration` holds what they are compared with, f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy
@@ -95,7 +96,8 @@ class Explanation(Shown):
         ratio: (m,) HeC3 / Ho.
         ho: (m,) trace of Ho.
         hec3: (m,) trace of HeC3.
-        effective: (m,) effective number of training examples that `noise` is an average of.
+        effective: (m,) effective number of training examples that `noise` is an average of; where none are named
+            (`top=0`) the median of training examples, for all.
         check: (m, t) training examples that add most to `noise`: labels to check first.
         near: (m, t) training examples that the prediction leans on most.
         source: (m,) which way the doubt leans: above zero to noise, below to scarcity. How far the noise is above its
@@ -208,9 +210,11 @@ class Explanation(Shown):
         noisy, scarce = bool(self.noisy[number]), bool(self.scarce[number])
         advice = []
         if noisy:
-            advice.append(f"Check the labels of training examples {_listing(self.check[number])}.")
+            named = f"of training examples {_listing(self.check[number])}" if self.check.shape[1] else "nearby"
+            advice.append(f"Check the labels {named}.")
         if scarce:
-            advice.append(f"Collect examples near this input; the nearest now are {_listing(self.near[number])}.")
+            named = f"; the nearest now are {_listing(self.near[number])}" if self.near.shape[1] else ""
+            advice.append(f"Collect examples near this input{named}.")
         return " ".join([f"{VERDICTS[noisy + 2 * scarce]}: {self.reason(number)}.", *advice])
 
     def to_frame(self) -> pandas.DataFrame:
@@ -272,16 +276,8 @@ def explain(
     leverage = whitened.square().sum((1, 2)) / whitened.shape[1]
     probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes)
     scarcity_limit = max(calibration.scarcity_limit(level), LEAST_EXCESS)
-    few = min(top, fitted.problem.n)
     found = []
-    for which, weights in calibration.neighbours.weights(whitened):
-        if examples is not None:
-            some = (examples[which] >= 0).nonzero().squeeze(1)
-            weights[some, examples[which][some]] = 0.0
-        heard = weights * calibration.supported
-        shares = divide(heard, heard.sum(1, keepdim=True), 0.0)
-        effective = effective_number(shares, 1.0)
-        local = shares @ calibration.squares
+    for which, local, effective, check, near in _surroundings(calibration, whitened, top, examples):
         square = calibration.calibrated(local)
         scarcity = leverage[which] / calibration.ordinary
         found.append(
@@ -298,8 +294,8 @@ def explain(
                 ho=ho[which],
                 hec3=hec3[which],
                 effective=effective,
-                check=largest(weights * calibration.squares, few)[1],
-                near=largest(weights, few)[1],
+                check=check,
+                near=near,
                 source=calibration.excess(square) - _log(scarcity, scarcity_limit),
                 noise_limit=calibration.limit if calibration.classes else calibration.unit * calibration.limit**0.5,
                 scarcity_limit=scarcity_limit,
@@ -309,6 +305,29 @@ def explain(
             )
         )
     return join_batches(found)
+
+
+def _surroundings(
+    calibration: Calibration, whitened: Tensor, top: int, examples: Tensor | None
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor, Tensor]]:
+    """Yield (which predictions, average square around each, effective numbers, examples to check, nearest examples).
+
+    Without examples to name (`top` is zero) averages are quotients of two quadratic forms, whatever the number of
+    training examples, and effective numbers are the same for all.
+    """
+    if not top:
+        local = calibration.average_around(whitened, examples)
+        none = torch.empty(len(local), 0, dtype=torch.long, device=local.device)
+        yield slice(0, len(local)), local, torch.full_like(local, calibration.effective), none, none
+        return
+    few = min(top, len(calibration.squares))
+    for which, weights in calibration.neighbours.weights(whitened):
+        if examples is not None:
+            some = (examples[which] >= 0).nonzero().squeeze(1)
+            weights[some, examples[which][some]] = 0.0
+        shares, effective = calibration.shares(weights)
+        check, near = largest(weights * calibration.squares, few)[1], largest(weights, few)[1]
+        yield which, shares @ calibration.squares, effective, check, near
 
 
 def _log(values: Tensor, limit: float) -> Tensor:
@@ -369,6 +388,7 @@ class Calibration:
         codes: what targets are for other classes and for the class itself; `None` where there are no classes, so that
             squares do not say how often two labels differ.
         unit: of the residuals of a regression; squares are in its square.
+        effective: median effective number of examples in the averages around training examples.
     """
 
     neighbours: Neighbours
@@ -385,6 +405,7 @@ class Calibration:
     limit: float
     codes: tuple[float, float] | None
     unit: float = 1.0
+    effective: float = 1.0
 
     @property
     def classes(self) -> bool:
@@ -413,11 +434,12 @@ class Calibration:
         some = squares[supported].double()
         mean = float(some.mean()) if len(some) else 0.0
         index = evenly_spaced(counted.nonzero().squeeze(1), sample)
-        averages = []
+        averages, numbers = [squares[:0]], [squares[:0]]
         for which, weights in neighbours.weights(neighbours.gradients[index].to(squares.dtype)):
             weights = (weights * supported).scatter_(1, index[which].unsqueeze(1), 0.0)
             averages.append(divide(weights @ squares, weights.sum(1), mean))
-        around = torch.cat(averages) if averages else squares[:0]
+            numbers.append(effective_number(divide(weights, weights.sum(1, keepdim=True), 0.0), 1.0))
+        around, several = torch.cat(averages), torch.cat(numbers)
         own, labels = squares[index], class_labels(fitted, codes)
         if features is not None and labels is not None:
             shares, errors = (some.to(own.dtype) for some in disagreement(features, labels, index, counted))
@@ -450,7 +472,34 @@ class Calibration:
             limit=limit,
             codes=codes,
             unit=unit,
+            effective=float(several.median()) if len(several) else 1.0,
         )
+
+    def shares(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """(m, n) shares of the training examples in averages with weights (m, n), and their effective numbers (m,)."""
+        heard = weights * self.supported
+        shares = heard * divide(heard.new_ones(()), heard.sum(1, keepdim=True), 0.0)
+        return shares, effective_number(shares, 1.0)
+
+    @cached_property
+    def _forms(self) -> Tensor:
+        """(r, 2 r) moments of the training examples whose squares count, and the same weighted with these."""
+        return torch.cat([self.neighbours.moments(one * self.supported) for one in (1.0, self.squares)], 1)
+
+    def average_around(self, whitened: Tensor, examples: Tensor | None) -> Tensor:
+        """(m,) average square around inputs with whitened gradients (m, c, r), some without an example (m,) each.
+
+        The sum over training examples of v_i a_i^2, with alignments a_i = w^T w_i, is w^T (sum_i v_i w_i w_i^T) w.
+        """
+        gradients, r = self.neighbours.gradients, len(self.neighbours.whitening)
+        rows = whitened[..., :r].to(self._forms.dtype)
+        moved = (rows.flatten(0, 1) @ self._forms).reshape(*rows.shape[:2], 2, r)
+        total, weighted = (moved * rows.unsqueeze(2)).sum((1, 3)).to(whitened.dtype).unbind(1)
+        if examples is not None:
+            own = (rows @ gradients[examples.clamp_min(0), :, :r].mT).square().sum((1, 2)).to(whitened.dtype)
+            own = own * self.supported[examples] * (examples >= 0)
+            total, weighted = total - own, weighted - own * self.squares[examples]
+        return divide(weighted.clamp_min(0.0), total, 0.0)
 
     def scarcity_limit(self, level: float) -> float:
         """The scarcity that so large a share of the training examples is below."""

@@ -33,8 +33,16 @@ from whence.runtime.execution import partial_data_error
 FEATURES = 2048
 """Random projections of a gradient, where there are more weights."""
 
+LEADING = 512
+"""Leading directions of these, for classes: of what lies along all others only the length counts. Against all 2,048, on
+3,000 images of MNIST and Fashion-MNIST, leverages have a rank correlation above .999, and at least 99.5 % of verdicts
+are the same."""
+
 LEAF_FEATURES = 768
 """Leading directions of the leaves of trees, where there are more leaves."""
+
+ITERATIONS = 3
+"""Steps of the subspace iteration that finds leading directions."""
 
 FEATURE_SHARE = 0.2
 """Of the memory of the fit that the features of all training examples take at most."""
@@ -59,11 +67,12 @@ class Neighbours:
     features: Projected | LeafFeatures
     directions: Tensor | None  # (c, k) of the outputs that are looked at; `None` for that of the predicted class
     unit_length: bool  # whether gradients have length one
+    leading: Tensor | None  # (features, r) leading directions of the features, where there are more than these
     whitening: Tensor  # (r, r) a lower triangle, whose transpose is a root W of (sum_i g_i g_i^T + lambda)^-1
-    # (n, c, r) W^T g_i of the training examples; zero for those that do not count. Of trees, whose features leave part
-    # of the gradient out, (n, c, r + c): the lengths of what is left out follow, along directions of their own
+    # (n, c, r) W^T g_i of the training examples; zero for those that do not count. Where directions leave part of the
+    # gradient out, (n, c, r + c): the lengths of what is left out follow, along directions of their own
     gradients: Tensor
-    ridge: float  # lambda
+    outside: float  # lambda, and the second moment of the training examples along directions that are left out
     notes: tuple[str, ...]  # what is approximated
 
     @classmethod
@@ -90,32 +99,44 @@ class Neighbours:
         else:
             features = sketch_features(LayerGradients(problem), min(FEATURES, affordable), seed=0)
         found, seen = [], 0
+        moments = torch.zeros(features.size, features.size, dtype=torch.float64, device=problem.device)
         last: list[Tensor | None] = []
+        counted = fitted.counted
         for batch in problem.batches.plain("gradients of predictions"):
             rows, outputs, left = prediction_gradients(fitted, batch.inputs, features, directions, classes)
             these = slice(seen, seen + len(rows))
             seen = these.stop
+            rows = torch.where(counted[these].reshape(-1, 1, 1), rows, 0.0)
+            flat = rows.flatten(0, 1).double()
+            moments += flat.T @ flat
             found.append((rows, predicted_probability(fitted, outputs, codes, these)[0], left))
             last.append(last_features(fitted, batch.inputs) if one_class else None)
-        gradients = torch.cat([rows for rows, _, _ in found]) if found else torch.empty(0)
-        if len(gradients) != problem.n:
+        if seen != problem.n:
             raise partial_data_error()
-        gradients = torch.where(fitted.counted.reshape(-1, 1, 1), gradients, 0.0)
-        flat = gradients.flatten(0, 1).double()
-        moments = flat.T @ flat
-        ridge = float(moments.trace()) / max(1, int(fitted.counted.sum()))
+        gradients = torch.cat([rows for rows, _, _ in found]) if found else moments.new_empty(0)
+        ridge = float(moments.trace()) / max(1, int(counted.sum()))
         ridge = ridge if classes else max(fitted.bread.ridge, LEAST_RIDGE * ridge)
-        ridge = ridge if ridge > 0 else 1.0
+        ridge = outside = ridge if ridge > 0 else 1.0
+        leading, rest = None, None
+        if classes and isinstance(features, Projected) and features.size > LEADING:
+            leading, moments, mean = leading_subspace(moments, LEADING)
+            leading, outside = leading.to(gradients.dtype), ridge + mean
+            gradients, rest = along(gradients, leading)
+            rest = rest / outside
         moments.diagonal().add_(ridge)
         eye = torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
         whitening = solve_lower(torch.linalg.cholesky(moments), eye)
         single = classes and not whitening.is_cuda  # lambda is strong then: single precision serves, but TF32 would not
-        whitening = whitening.to(working_precision(problem) if single else gradients.dtype)
+        whitening = whitening.to(working_precision(problem) if single else problem.dtype)
         notes = []
         if features.size < problem.selection.size:
             what = "leading directions" if isinstance(features, LeafFeatures) else "random projections"
             notes.append(
                 f"Gradients are compared in {features.size:,} {what}, not in all {problem.selection.size:,} weights."
+            )
+        if leading is not None:
+            notes.append(
+                f"Of gradients the {len(moments)} leading directions are compared, and the length of the rest."
             )
         if directions is not None and len(directions) < problem.width:
             notes.append(
@@ -124,22 +145,23 @@ class Neighbours:
             )
         white = times_lower(gradients.to(whitening.dtype), whitening)
         if isinstance(features, LeafFeatures):
-            left_out = torch.where(
-                fitted.counted.unsqueeze(1), torch.cat([rest for _, _, rest in found if rest is not None]), 0.0
-            )
-            white = _with_rest(white, _own_leverage(white, left_out, gradients, ridge))
+            left_out = torch.cat([some for _, _, some in found if some is not None])
+            rest = _own_leverage(white, torch.where(counted.unsqueeze(1), left_out, 0.0), gradients, ridge)
+        white = white if rest is None else _with_rest(white, rest)
         sure = torch.cat([probability for _, probability, _ in found]) if found else torch.empty(0)
         known = [some for some in last if some is not None]
         together = torch.cat(known) if known and len(known) == len(last) else None
         if together is not None and together.numel() * item > FEATURE_SHARE * problem.budget.limit:
             together = None
-        return cls(features, directions, classes, whitening, white, ridge, tuple(notes)), sure, together
+        return cls(features, directions, classes, leading, whitening, white, outside, tuple(notes)), sure, together
 
     def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """(m, c, r) whitened gradients, whose inner products are leverages and alignments; and outputs (m, ..., k)."""
         rows, outputs, rest = prediction_gradients(fitted, inputs, self.features, self.directions, self.unit_length)
-        white = times_lower(rows.to(self.whitening.dtype), self.whitening).to(rows.dtype)
-        return white if rest is None else _with_rest(white, rest / self.ridge), outputs
+        if self.leading is not None:
+            rows, rest = along(rows, self.leading)
+        white = times_lower(rows.to(self.whitening.dtype), self.whitening).to(fitted.problem.dtype)
+        return white if rest is None else _with_rest(white, rest / self.outside), outputs
 
     def leverages(self) -> Tensor:
         """(n,) leverage of each training example, the mean over the directions of its outputs."""
@@ -161,6 +183,11 @@ class Neighbours:
             some = whitened[low : low + step]
             aligned = (some[..., :r].reshape(-1, r).to(flat.dtype) @ flat.T).reshape(len(some), c, n, c)
             yield slice(low, low + len(some)), aligned.square().sum((1, 3)).to(whitened.dtype)
+
+    def moments(self, weights: Tensor) -> Tensor:
+        """(r, r) sum of whitened gradients' outer products, training examples weighted (n,): weights of all in one."""
+        flat = self.gradients[..., : len(self.whitening)].flatten(0, 1)
+        return (flat * weights.to(flat.dtype).repeat_interleave(self.gradients.shape[1]).unsqueeze(1)).T @ flat
 
 
 def prediction_gradients(
@@ -191,7 +218,8 @@ def prediction_gradients(
         cotangents = directions.repeat(1, positions) / positions
     cotangents = cotangents.to(working_precision(problem))
     chunks = features.project(view, ConstantCotangents(cotangents), len(cotangents))
-    rows = torch.cat([rows for _, rows in chunks]).to(problem.dtype)
+    rows = torch.cat([rows for _, rows in chunks])
+    rows = rows.to(problem.dtype) if isinstance(features, LeafFeatures) else rows
     squares = rows.square().sum(2)
     rest = None
     if isinstance(features, LeafFeatures):
@@ -202,6 +230,35 @@ def prediction_gradients(
         rows = rows / squares.sqrt().unsqueeze(2)
         rest = None if rest is None else rest / squares
     return rows, outputs, rest
+
+
+def leading_subspace(moments: Tensor, count: int) -> tuple[Tensor, Tensor, float]:
+    """(r, count) orthonormal directions that nearly span the leading ones of moments (r, r), by subspace iteration.
+
+    Also the moments along them, and their mean along all others, weighted with themselves: what a gradient of the
+    training set finds there.
+
+    Examples:
+        >>> vectors, inside, outside = leading_subspace(torch.diag(torch.tensor([9.0, 1.0, 2.0])), 2)
+        >>> vectors.abs().sum(1).round().tolist(), inside.trace().round().tolist(), round(outside, 3)
+        ([1.0, 0.0, 1.0], 11.0, 1.0)
+    """
+    extra = min(len(moments), count + max(8, count // 8))
+    generator = torch.Generator("cpu").manual_seed(0)
+    found = torch.randn(len(moments), extra, generator=generator, dtype=moments.dtype, device="cpu").to(moments.device)
+    for _ in range(ITERATIONS):
+        found = torch.linalg.qr(moments @ (moments @ found)).Q
+    vectors = found @ eigh(found.T @ moments @ found)[1].flip(1)[:, :count]
+    inside = vectors.T @ moments @ vectors
+    left = float(moments.trace() - inside.trace())
+    square = float(moments.square().sum() - inside.square().sum())
+    return vectors, inside, max(square, 0.0) / left if left > 0 else 0.0
+
+
+def along(rows: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """Coordinates (n, c, r) of rows (n, c, features), and the squared lengths (n, c) of what is left out."""
+    inside = rows @ directions
+    return inside, (rows.square().sum(2) - inside.square().sum(2)).clamp_min(0.0)
 
 
 def last_features(fitted: Fitted, inputs: Inputs) -> Tensor | None:
