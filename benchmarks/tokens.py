@@ -158,7 +158,6 @@ def stages(device: str) -> Iterator[dict[str, float]]:
         (fitting, "_with_trust", "trust"),
         (accumulate.LayerGradients, "__init__", "capture, verified"),
         (accumulate.LayerGradients, "accumulate", None),
-        (accumulate.TrainingRows, "accumulate", None),
         (kronecker, "decompose", "eigenvectors"),
         (primal, "factored", "factor"),
         (core, "sketch_features", "drawing of the sketch"),

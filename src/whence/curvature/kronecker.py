@@ -506,14 +506,14 @@ class MomentSums:
         """The weighted sum of gradients, shaped as the block's matrix."""
         return self.basis.to(torch.float64).out_of(self._total) if self._rotates else self._total
 
-    def add_total(self, view: BasisView, cotangent: int, weights: Tensor | None = None) -> None:
+    def add_total(self, view: BasisView, cotangent: int, examples: int, weights: Tensor | None = None) -> None:
         """Add the gradients of one cotangent, times weights (n, 1) if there are any, to a total that is not rotated."""
         some = some_cotangents(view.tangent, slice(cotangent, cotangent + 1))
         if weights is None and isinstance(some, Kronecker):
             a, g = (one.movedim(-3, 0).flatten(1, -2) for one in promoted(halved(some.inputs()), halved(some.grads())))
             self._total += product(g.transpose(1, 2), a)
         else:
-            self._total += total(some, self._total.new_ones(some.examples, 1) if weights is None else weights)
+            self._total += total(some, self._total.new_ones(examples, 1) if weights is None else weights)
 
     def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
         """Add a chunk, with weights of the squares (count, c), and of the gradients in the total (n, c), if there are.
@@ -618,7 +618,7 @@ class SpectrumSums(Accumulator):
         for at, view in enumerate(chunk):
             curved = view
             if self.sketched and self.count > columns:
-                self.sums[at].add_total(view, columns)
+                self.sums[at].add_total(view, columns, len(residuals))
                 curved = view.of(slice(0, columns))
             self.sums[at].add(curved, self.weights, None if self.noise is None else summed, mixing)
             self.add_view(at, view, residuals)
@@ -687,7 +687,7 @@ class SampledSpectrumSums(SpectrumSums):
         for sums, view in zip(self.sums, chunk, strict=True):
             sums.add(view if self.noise is None else view.of(slice(0, mixtures)), self.weights, None)
             if self.noise is not None:
-                sums.add_total(view, mixtures, lengths_of(residuals))
+                sums.add_total(view, mixtures, len(residuals), lengths_of(residuals))
 
 
 def spectrum_sums(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from whence._version import __version__
 from whence.curvature import Groups, Meats, NewtonStep
 from whence.curvature.accumulate import working_precision
-from whence.data.batches import NO_DATA, Batches
+from whence.data.batches import NO_DATA, Batches, TensorBatches
 from whence.data.targets import Positions
 from whence.display import listing
 from whence.errors import InputError, StaleModelError
@@ -38,7 +39,7 @@ from whence.runtime.model_state import as_bytes, check_model, fingerprint, prese
 T = TypeVar("T")
 
 COMPARED = 5
-"""Training batches, the first ones, on which the outputs must be those of the fit."""
+"""Training batches on which the outputs must be those of the fit: spread over data in memory, else the first ones."""
 
 
 @dataclass(frozen=True)
@@ -168,10 +169,14 @@ def _compare(problem: Linearization, bread: Any) -> None:
 
     Mixtures of outputs are checked on every batch that is read: see `HessianSketch`.
     """
-    first = None
-    for place, batch in zip(range(COMPARED), problem.batches.read(None), strict=False):
+    first, batches, loader = None, problem.batches.read(None), problem.batches.loader
+    if isinstance(loader, (list, tuple, TensorBatches)):  # in memory: all are read, and their fingerprints compared
+        compared = {round((len(loader) - 1) * at / (COMPARED - 1)) for at in range(COMPARED)}
+    else:
+        batches, compared = islice(batches, COMPARED), set(range(COMPARED))
+    for place, batch in enumerate(batches):
         first = batch if first is None else first
-        if problem.sketch is not None:
+        if problem.sketch is not None or place not in compared:
             continue
         with torch.no_grad():
             outputs = problem.network(batch.inputs, f"batch {place}").to(problem.dtype)
