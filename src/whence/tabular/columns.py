@@ -100,7 +100,7 @@ def _parse_number(text: str, style: str, unit: str) -> float:
 
 def _without_spaces(text: str) -> str:
     """A number without the spaces between its thousands."""
-    spaced = None if text.isalnum() else _SPACED.match(text)
+    spaced = _SPACED.match(text) if " " in text or not text.isascii() else None
     return "".join(spaced[0].split()) + text[spaced.end() :] if spaced else text
 
 
