@@ -170,9 +170,14 @@ def _csv_chunks(path: Path, encoding: str, separator: str, names: list[str]) -> 
     options: dict[str, Any] = {"header": 0, "names": names, "index_col": False, "skipinitialspace": True}
     options |= {"dtype": str, "na_filter": False, "chunksize": CHUNK}
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pandas.errors.ParserWarning)
-            yield from pandas.read_csv(path, encoding=encoding, sep=separator, **options)
+        with pandas.read_csv(path, encoding=encoding, sep=separator, **options) as reader:
+            while True:
+                with warnings.catch_warnings():  # not across a yield: filters belong to the whole process
+                    warnings.simplefilter("error", pandas.errors.ParserWarning)
+                    chunk = next(reader, None)
+                if chunk is None:
+                    return
+                yield chunk
     except pandas.errors.EmptyDataError:
         return
     except (pandas.errors.ParserError, pandas.errors.ParserWarning) as error:
