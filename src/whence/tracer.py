@@ -318,7 +318,15 @@ class Tracer(Fitted):
         counts, shift, targets = read_change(self, remove, repeat, relabel or {})
         with using_model(self):
             change = prepare(self, counts, shift, targets)
-        return join_batches(for_each_batch(self, x, lambda inputs, where: apply(self, inputs, change)))
+        problem = self.problem
+
+        def apply_to(inputs: Inputs, where: str) -> WhatIf:
+            found = apply(self, inputs, change)
+            if problem.sketch is not None or problem.dense:
+                return found
+            return replace(found, mean=self._shaped_outputs(inputs, where), likelihood=problem.likelihood)
+
+        return join_batches(for_each_batch(self, x, apply_to))
 
     def suggest(
         self,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from whence.errors import InputError, SingularCurvatureError
 from whence.estimators import hat_blocks
 from whence.influence.fitted import Fitted, join_batches, training_examples, whole_alignments
 from whence.jacobian.leaves import LeafSum
+from whence.likelihoods import Likelihood
 
 NEWTON_STEPS, CONVERGED = 200, 1e-12  # most Newton steps, and the size of the last one over that of g
 ACCEPTED = 1e-6  # the same size where rounding ends Newton's method early, in float64
@@ -53,23 +54,29 @@ class WhatIf(Shown):
         change: (m, k) f'(x) - f(x).
         ho, hec3: (m, k) variances before.
         new_ho, new_hec3: (m, k) variances after, with the noise covariance of before.
+        mean: (m, k) outputs before, where all of them were looked at.
+        likelihood: of the network, which knows what its outputs mean.
 
     Examples:
         >>> one = torch.ones(1, 1)
-        >>> found = WhatIf(change=-0.5 * one, ho=one, hec3=2 * one, new_ho=one, new_hec3=one)
+        >>> found = WhatIf(change=-0.5 * one, ho=one, hec3=2 * one, new_ho=one, new_hec3=one, mean=3 * one)
         >>> found
         WhatIf(1 prediction moves by 0.5, its HeC3 from 2 to 1)
         >>> print(found)
         1 prediction after a change of the training set
-        no.  moves by  HeC3  HeC3 after
-          0      -0.5     2           1
+        no.  prediction  after  HeC3  HeC3 after
+          0           3    2.5     2           1
     """
+
+    shared: ClassVar = ("likelihood",)
 
     change: Tensor
     ho: Tensor
     hec3: Tensor
     new_ho: Tensor
     new_hec3: Tensor
+    mean: Tensor | None = None
+    likelihood: Likelihood | None = None
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -84,11 +91,26 @@ class WhatIf(Shown):
         return f"WhatIf({which} HeC3 from {number(before)} to {number(after)})"
 
     def _table(self) -> Table:
-        m, k = self.change.shape
+        (m, k), likelihood = self.change.shape, self.likelihood
         rows, note = rows_shown(m, "change, new_ho, new_hec3")
-        moved = self.change[:, 0] if k == 1 else self.change.norm(dim=1)
-        shown = {"moves by": moved, "HeC3": self.hec3.sum(1), "HeC3 after": self.new_hec3.sum(1)}
-        columns = [places(rows), *(Column(name, numbers(one[:rows].tolist())) for name, one in shown.items())]
+        classes = likelihood is not None and likelihood.has_classes
+        one_of_many = likelihood is not None and classes and likelihood.couples_outputs and k > 1
+        if self.mean is None or (k > 1 and not one_of_many):
+            moved = self.change[:, 0] if k == 1 else self.change.norm(dim=1)
+            columns = [places(rows), Column("moves by", numbers(moved[:rows].tolist()))]
+        elif likelihood is not None and classes:
+            columns = [places(rows)]
+            for when, outputs in (("", self.mean), (" after", self.mean + self.change)):
+                best = likelihood.probabilities(outputs[:rows]).max(dim=1)
+                if one_of_many:
+                    columns.append(Column(f"class{when}", tuple(map(str, best.indices.tolist()))))
+                columns.append(Column(f"probability{when}", tuple(f"{one:.3f}" for one in best.values.tolist())))
+            note = f"HeC3 is the variance of the logits.\n{note}".strip()
+        else:
+            pair = {"prediction": self.mean, "after": self.mean + self.change}
+            columns = [places(rows), *(Column(name, numbers(one[:rows, 0].tolist())) for name, one in pair.items())]
+        variances = {"HeC3": self.hec3, "HeC3 after": self.new_hec3}
+        columns += [Column(name, numbers(values.sum(1)[:rows].tolist())) for name, values in variances.items()]
         return Table(f"{count(m, 'prediction')} after a change of the training set", tuple(columns), note)
 
 
