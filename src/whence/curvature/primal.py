@@ -574,16 +574,15 @@ class PrimalSandwich(Sandwich):
         problem = self.fitted.problem
         with torch.no_grad():
             outputs = problem.network(inputs).to(problem.dtype)
-        parts: dict[str, list[Tensor]] = {name: [] for name in (*self.matrices, "laplace")}
-        shifts = []
+        parts: dict[str, list[Tensor]] = {name: [] for name in (*self.matrices, "laplace", "shift")}
         for _, rows in self.fitted.features.rows(inputs, problem.output_count(inputs)):
             white = self.fitted.whiten(rows).to(rows.dtype)
-            flipped = white.transpose(1, 2)
-            parts["laplace"].append((white @ flipped).to(problem.dtype))
+            parts["laplace"].append(white @ white.mT)
+            parts["shift"].append(white @ self.total.to(white.dtype))
             for name, matrix in self.matrices.items():
-                parts[name].append(((white @ matrix.to(white.dtype)) @ flipped).to(problem.dtype))
-            shifts.append((white @ self.total.to(white.dtype)).to(problem.dtype))
-        return Predicted(outputs, {name: torch.cat(chunks) for name, chunks in parts.items()}, torch.cat(shifts))
+                parts[name].append((white @ matrix.to(white.dtype)) @ white.mT)
+        found = {name: torch.cat(chunks).to(problem.dtype) for name, chunks in parts.items()}
+        return Predicted(outputs, found, found.pop("shift"))
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------
