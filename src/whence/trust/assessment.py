@@ -63,11 +63,12 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
             exact = second.variances(few, directions)
             factor = float(_over(ours["hec3"], exact["hec3"]).median())  # standard errors of the size of the exact ones
             errors = (ours["trace"] / factor if factor > 0 else ours["trace"]).clamp_min(0.0).sqrt()
+            solved = first.residual <= checks.UNCONVERGED
             found = [
                 _check_variances(ours, exact, second.residual),
                 _check_loo_residuals(fitted, deletions, steps, first.residual),
                 *_check_steps(first, few, deletions, steps, errors),
-                _check_degrees_of_freedom(fitted, steps, first.residual),
+                checks.degrees_of_freedom(fitted, steps.degrees_of_freedom if solved else None),
                 checks.leverage(fitted),
             ]
         next(part)
@@ -165,16 +166,6 @@ def _check_steps(
         _, loo, hidden = linearization_error(solver, sample, direction, steps.deletions)
         own = own_linearization_error(solver, deletions, direction, steps.deletions)
     return stationarity, if_solved(checks.linearization(loo, own, newton, taken, hidden), solver.residual)
-
-
-def _check_degrees_of_freedom(fitted: Fitted, steps: ExactSteps, residual: float) -> Check:
-    """Degrees of freedom of the structure, and Hutchinson's estimate of the exact ones."""
-    if residual > checks.UNCONVERGED:
-        return checks.degrees_of_freedom(fitted)
-    estimate = float(steps.degrees_of_freedom.mean())
-    # The variance of v^T H v over signs v is at most 2 tr H^2, and eigenvalues of H are at most one.
-    error = (2.0 * max(estimate, 0.0) / len(steps.degrees_of_freedom)) ** 0.5
-    return checks.degrees_of_freedom(fitted, (estimate, error))
 
 
 def _check_ridges(fitted: Fitted, sample: list[Inputs], late: bool) -> Check:

@@ -330,16 +330,15 @@ def linearization(loo: float, own: float, newton: float, taken: bool, hidden: fl
     return Check("linearization", worst([without, along]), numbers, words)
 
 
-def degrees_of_freedom(fitted: Fitted, exact: tuple[float, float] | None = None) -> Check:
-    """Whether degrees of freedom are possible, and those of the exact curvature.
-
-    `exact` is an estimate of the latter, with a bound of its standard error.
-    """
+def degrees_of_freedom(fitted: Fitted, estimates: Tensor | None = None) -> Check:
+    """Whether degrees of freedom are possible, and those of the exact curvature by Hutchinson's estimates (h,)."""
     found, numbers = fitted.bread.degrees_of_freedom, fitted.problem.numbers
     figures = {"found": found, "of": float(numbers)}
     share, factor = found / max(numbers, 1), 1.0
-    if exact is not None:
-        estimate, error = exact
+    if estimates is not None:
+        estimate = float(estimates.mean())
+        # The variance of v^T H v over signs v is at most 2 tr H^2, and eigenvalues of H are at most one.
+        error = (2.0 * max(estimate, 0.0) / len(estimates)) ** 0.5
         figures |= {"exact": estimate, "error": error}
         if abs(found - estimate) > 2 * error:
             ends = (estimate - 2 * error, estimate + 2 * error)
@@ -587,15 +586,10 @@ def _products(one: Tensor, two: Tensor, at_once: int = 2**12) -> Tensor:
 
 @dataclass(frozen=True)
 class _Sample:
-    """Some training examples.
+    """Some training examples."""
 
-    Attributes:
-        counts: of the sources, how many training examples each represents.
-        signs: of the points, random signs (k,) of their outputs.
-    """
-
-    counts: Mapping[int, float]
-    signs: Mapping[int, Tensor]
+    counts: Mapping[int, float]  # of the sources, how many training examples each represents
+    signs: Mapping[int, Tensor]  # of the points, random signs (k,) of their outputs
 
     @classmethod
     def draw(cls, fitted: Fitted, sources: int, points: int) -> _Sample:

@@ -38,12 +38,8 @@ def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -
             numbers[~counted] = torch.inf
         kept.append((numbers, inputs))
         every = torch.cat([one for one, _ in kept]).sort().values
-        bound = every[min(most, len(every)) - 1]
-        places = [(numbers.argsort(), numbers, inputs) for numbers, inputs in kept]
-        places = [
-            (at[(numbers[at] <= bound) & numbers[at].isfinite()], numbers, inputs) for at, numbers, inputs in places
-        ]
-        kept = [(numbers[at], take(inputs, at)) for at, numbers, inputs in places if len(at)]
+        kept = [_up_to(every[:most][-1], numbers, inputs) for numbers, inputs in kept]
+        kept = [(numbers, inputs) for numbers, inputs in kept if len(numbers)]
     if not kept:
         raise InputError("expected at least one input to look at, got none.")
     return [inputs for _, inputs in kept]
@@ -54,6 +50,13 @@ def _training_inputs(fitted: Fitted) -> Iterator[tuple[Inputs, Tensor | None]]:
     weights = fitted.problem.sample_weights
     for batch in fitted.problem.read("trust, sample"):
         yield batch.inputs, None if weights is None else (weights[batch.rows] > 0).cpu()
+
+
+def _up_to(bound: Tensor, numbers: Tensor, inputs: Inputs) -> tuple[Tensor, Inputs]:
+    """Inputs whose number is finite and at most the bound, in the order of their numbers."""
+    order = numbers.argsort()
+    index = order[(numbers[order] <= bound) & torch.isfinite(numbers[order])]
+    return numbers[index], take(inputs, index)
 
 
 def fewer(sample: list[Inputs], most: int) -> list[Inputs]:
