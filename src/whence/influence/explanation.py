@@ -325,9 +325,10 @@ def _surroundings(
         if examples is not None:
             some = (examples[which] >= 0).nonzero().squeeze(1)
             weights[some, examples[which][some]] = 0.0
-        shares, effective = calibration.shares(weights)
+        heard = weights * calibration.supported
+        shares = heard * divide(heard.new_ones(()), heard.sum(1, keepdim=True), 0.0)
         check, near = largest(weights * calibration.squares, few)[1], largest(weights, few)[1]
-        yield which, shares @ calibration.squares, effective, check, near
+        yield which, shares @ calibration.squares, effective_number(shares, 1.0), check, near
 
 
 def _log(values: Tensor, limit: float) -> Tensor:
@@ -474,12 +475,6 @@ class Calibration:
             unit=unit,
             effective=float(several.median()) if len(several) else 1.0,
         )
-
-    def shares(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """(m, n) shares of the training examples in averages with weights (m, n), and their effective numbers (m,)."""
-        heard = weights * self.supported
-        shares = heard * divide(heard.new_ones(()), heard.sum(1, keepdim=True), 0.0)
-        return shares, effective_number(shares, 1.0)
 
     @cached_property
     def _forms(self) -> Tensor:

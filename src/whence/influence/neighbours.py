@@ -211,7 +211,11 @@ def prediction_gradients(
         outputs = problem.network.shaped(inputs)
     view: Inputs = inputs
     if directions is None:
-        view = SelectedOutputs(inputs, predicted_class(fitted, outputs))
+        predicted = predicted_outputs(fitted, outputs)
+        if predicted is None:  # squared error on a code of classes
+            predicted = outputs.reshape(len(outputs), -1, outputs.shape[-1]).argmax(2)
+            predicted = predicted + outputs.shape[-1] * torch.arange(predicted.shape[1], device=outputs.device)
+        view = SelectedOutputs(inputs, predicted)
         cotangents = outputs.new_ones(1, view.index.shape[1])
     else:
         positions = outputs[0].numel() // problem.width
@@ -359,17 +363,6 @@ def output_directions(outputs: int) -> Tensor:
     signs = 2 * torch.randint(0, 2, (MOST_DIRECTIONS, outputs), generator=generator, device="cpu") - 1
     directions: Tensor = signs.float() / MOST_DIRECTIONS**0.5
     return directions
-
-
-def predicted_class(fitted: Fitted, outputs: Tensor) -> Tensor:
-    """(m, t) where among all outputs of an example (m, ..., k) the predicted class of each of its t positions is."""
-    found = predicted_outputs(fitted, outputs)
-    if found is not None:
-        return found
-    k = outputs.shape[-1]
-    best = outputs.reshape(len(outputs), -1, k).argmax(2)
-    places: Tensor = best + k * torch.arange(best.shape[1], device=best.device)
-    return places
 
 
 def predicted_probability(

@@ -98,13 +98,17 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
         targets = _products(fitted, test, pool, test_roots, roots)
         total = sum(
             float(_products(fitted, [batch], [batch], some, some).diagonal().sum())
-            for batch, some in zip(test, _by_batch(test_roots, test), strict=True)
+            for batch, some in zip(test, test_roots.split([batch_size(one, "the test") for one in test]), strict=True)
         )
     eye = torch.eye(q, dtype=matrix.dtype, device=matrix.device)
     available = torch.ones(p, dtype=torch.bool, device=matrix.device)
     index, score, left = [], [], []
     for _ in range(min(budget, p)):
-        reductions = _reductions(matrix, targets, p, eye)
+        # the trace of V(T, z) (I + V(z, z))^-1 V(z, T) for every z, in units of the noise variance
+        columns = targets.reshape(-1, p, q)
+        own = torch.diagonal(matrix.reshape(p, q, p, q), dim1=0, dim2=2).permute(2, 0, 1)  # (p, q, q)
+        solved = torch.linalg.solve(own + eye, torch.einsum("tpi,tpj->pij", columns, columns))
+        reductions = torch.diagonal(solved, dim1=1, dim2=2).sum(1)
         check_variances(problem, {"the drop of variance": reductions[available].unsqueeze(1)}, "the pool")
         best = int(torch.where(available, reductions, -torch.inf).argmax())
         reduction = float(reductions[best])
@@ -141,23 +145,7 @@ def _hessian_roots(fitted: Fitted, batches: Sequence[Inputs]) -> Tensor:
 def _products(fitted: Fitted, some: Sequence[Inputs], others: Sequence[Inputs], left: Tensor, right: Tensor) -> Tensor:
     """R^T J F_lam^-1 J'^T R' of some inputs with others, (m q, p q)."""
     rows = []
-    for batch, roots in zip(some, _by_batch(left, some), strict=True):
+    for batch, roots in zip(some, left.split([batch_size(one, "the pool") for one in some]), strict=True):
         products = fitted.bread.products(batch, others)  # (m, k, p, k)
         rows.append(torch.einsum("mkq,mkpj,pjr->mqpr", roots, products, right).flatten(0, 1).flatten(1))
     return torch.cat(rows)
-
-
-def _by_batch(roots: Tensor, batches: Sequence[Inputs]) -> Sequence[Tensor]:
-    split: tuple[Tensor, ...] = roots.split([batch_size(batch, "the pool") for batch in batches])
-    return split
-
-
-def _reductions(matrix: Tensor, targets: Tensor, p: int, eye: Tensor) -> Tensor:
-    """(p,) trace of V(T, z) (I + V(z, z))^-1 V(z, T) for every z, in units of the noise variance."""
-    q = len(eye)
-    columns = targets.reshape(-1, p, q)
-    grams = torch.einsum("tpi,tpj->pij", columns, columns)
-    at = torch.arange(p, device=matrix.device)
-    own = matrix.reshape(p, q, p, q)[at, :, at]  # (p, q, q)
-    solved = torch.linalg.solve(own + eye, grams)
-    return torch.diagonal(solved, dim1=1, dim2=2).sum(1)
