@@ -121,7 +121,7 @@ class Neighbours:
         if classes and isinstance(features, Projected) and features.size > LEADING:
             leading, moments, mean = leading_subspace(moments, LEADING)
             leading, outside = leading.to(gradients.dtype), ridge + mean
-            gradients, rest = along(gradients, leading)
+            gradients, rest = along(gradients, leading, gradients.square().sum(2))
             rest = rest / outside
         moments.diagonal().add_(ridge)
         eye = torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
@@ -157,9 +157,8 @@ class Neighbours:
 
     def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """(m, c, r) whitened gradients, whose inner products are leverages and alignments; and outputs (m, ..., k)."""
-        rows, outputs, rest = prediction_gradients(fitted, inputs, self.features, self.directions, self.unit_length)
-        if self.leading is not None:
-            rows, rest = along(rows, self.leading)
+        how = self.features, self.directions, self.unit_length, self.leading
+        rows, outputs, rest = prediction_gradients(fitted, inputs, *how)
         white = times_lower(rows.to(self.whitening.dtype), self.whitening).to(fitted.problem.dtype)
         return white if rest is None else _with_rest(white, rest / self.outside), outputs
 
@@ -191,11 +190,16 @@ class Neighbours:
 
 
 def prediction_gradients(
-    fitted: Fitted, inputs: Inputs, features: Projected | LeafFeatures, directions: Tensor | None, unit_length: bool
+    fitted: Fitted,
+    inputs: Inputs,
+    features: Projected | LeafFeatures,
+    directions: Tensor | None,
+    unit_length: bool,
+    leading: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """(m, c, r) gradients of the predictions of one batch, as features, and the outputs (m, ..., k).
 
-    Of trees also the squared lengths (m, c) of what their features leave out.
+    Of trees, and along leading directions, also the squared lengths (m, c) of what is left out.
 
     Args:
         fitted: the fit.
@@ -203,6 +207,7 @@ def prediction_gradients(
         features: projections of a gradient.
         directions: (c, k) of the outputs; `None` for the output of the predicted class.
         unit_length: divide gradients by their length.
+        leading: (features, r) directions of the features to keep; `None` for all.
     """
     problem = fitted.problem
     if isinstance(inputs, OutputView):
@@ -229,6 +234,8 @@ def prediction_gradients(
     if isinstance(features, LeafFeatures):
         whole = features.squares(view, cotangents.unsqueeze(1).expand(-1, len(rows), -1)).to(rows.dtype)
         rest, squares = (whole - squares).clamp_min(0.0), whole
+    elif leading is not None:
+        rows, rest = along(rows, leading, squares)
     if unit_length:
         squares = squares.clamp_min(torch.finfo(rows.dtype).tiny)
         rows = rows / squares.sqrt().unsqueeze(2)
@@ -259,10 +266,10 @@ def leading_subspace(moments: Tensor, count: int) -> tuple[Tensor, Tensor, float
     return vectors, inside, max(square, 0.0) / left if left > 0 else 0.0
 
 
-def along(rows: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Coordinates (n, c, r) of rows (n, c, features), and the squared lengths (n, c) of what is left out."""
+def along(rows: Tensor, directions: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """Coordinates (n, c, r) of rows (n, c, features) of squared lengths (n, c), and what they leave of these."""
     inside = rows @ directions
-    return inside, (rows.square().sum(2) - inside.square().sum(2)).clamp_min(0.0)
+    return inside, (squares - inside.square().sum(2)).clamp_min(0.0)
 
 
 def last_features(fitted: Fitted, inputs: Inputs) -> Tensor | None:
