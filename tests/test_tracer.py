@@ -129,3 +129,16 @@ def test_data_follow_the_model(model: str, data: str) -> None:
     found = fit(mlp(torch.device(model)), batches(torch.device(data))).predict(x)
     assert found.hec3.device.type == model
     torch.testing.assert_close(found.hec3.cpu(), fit(mlp(), batches()).predict(x.cpu()).hec3, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_covariances_asked_for_later_allow_for_the_rounding_of_a_network_in_single_precision(seed: int) -> None:
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)]
+    net = nn.Sequential(
+        *layers, nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 10)
+    )
+    x, y = torch.randn(60, 3, 16, 16), torch.eye(10).repeat(6, 1)
+    tracer = whence.fit(net.eval(), [(x, y)], structure="ekfac", progress=False)
+    found, wanted = tracer.predict(x[:20]), tracer.predict(x[:20], covariance=True)
+    torch.testing.assert_close(found.covariance("hec3"), wanted.covariance("hec3"), rtol=1e-4, atol=1e-6)

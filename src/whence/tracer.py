@@ -14,6 +14,7 @@ from torch import Tensor
 
 from whence import report as reports
 from whence.curvature import RidgePath
+from whence.curvature.accumulate import working_precision
 from whence.data.batches import Inputs, batch_size, check_finite
 from whence.display import Table, count
 from whence.errors import InputError, ShapeError
@@ -102,7 +103,7 @@ class Tracer(Fitted):
 
         def covariances() -> Mapping[str, Tensor]:
             again = self.predict(x, covariance=True, outputs=outputs)
-            rounding = 10 * torch.finfo(found.mean.dtype).eps ** 0.5
+            rounding = 10 * torch.finfo(working_precision(self.problem)).eps ** 0.5
             advice = ", or ask for covariances at once, with covariance=True"
             check_same(found.mean, again.mean, rounding, advice)
             for name, variance in found.variances.items():
@@ -248,7 +249,8 @@ class Tracer(Fitted):
             x: as for `predict`.
             level: one minus the share of ordinary predictions that may be called noisy, or scarce, by chance.
             top: how many training examples to name for each prediction, which takes a product with all of them. With 0
-                the price does not grow with their number, and `noise_p` has the `effective` of an ordinary example.
+                the price does not grow with their number. Gradients are then compared along fewer directions, and
+                `noise_p` has the `effective` of an ordinary example: about 1 % of verdicts differ.
             examples: (m,) the number of the training example that each input is, -1 for an input that is none. Its own
                 label is then left out of the noise around it.
 
@@ -264,7 +266,7 @@ class Tracer(Fitted):
         if top != 0:
             check_count(top, "top")
         check_ungrouped(self)
-        calibration, seen = self._calibration, 0
+        calibration, seen = self._calibration if top else self._quick_calibration, 0
         own = None if examples is None else torch.as_tensor(examples, device=self.problem.device)
         if own is not None and not bool(((own >= -1) & (own < self.problem.n)).all()):
             raise InputError(f"expected numbers of training examples, -1 to {self.problem.n - 1}, in `examples`.")
@@ -286,6 +288,12 @@ class Tracer(Fitted):
         """What predictions are compared with; it takes a pass over the training data, once."""
         with using_model(self):
             return Calibration.of(self)
+
+    @cached_property
+    def _quick_calibration(self) -> Calibration:
+        """The same where no training examples are named."""
+        with using_model(self):
+            return Calibration.of(self, quick=True)
 
     def what_if(
         self,

@@ -414,16 +414,17 @@ class Calibration:
         return self.codes is not None
 
     @classmethod
-    def of(cls, fitted: Fitted, sample: int = CALIBRATION_EXAMPLES) -> Calibration:
+    def of(cls, fitted: Fitted, sample: int = CALIBRATION_EXAMPLES, quick: bool = False) -> Calibration:
         """From one pass over the training data; within `using_model`.
 
         Args:
             fitted: the fit.
             sample: how many training examples, evenly spaced, to compare with their surroundings.
+            quick: as of `Neighbours.of`.
         """
         codes = class_codes(fitted)
         classes = codes is not None
-        neighbours, sure, features = Neighbours.of(fitted, codes)
+        neighbours, sure, features = Neighbours.of(fitted, codes, quick)
         counted = fitted.counted
         largest_residual = float(fitted.residuals[counted].abs().max()) if bool(counted.any()) else 0.0
         unit = 1.0 if classes or largest_residual == 0 else largest_residual
