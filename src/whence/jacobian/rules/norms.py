@@ -35,12 +35,13 @@ class NormUse(Use):
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
         """Sums over positions, of g z and of g."""
         channel = 2 + (layout.place != "whole")  # behind n, c and the images folded into the batch
+        images = grads.is_cuda and not self.trailing and channel == 2 and grads.dim() > 3
         if role == "weight":
             z, grads = promoted(layout.canonical(self.normalized(), len(grads)), grads)
-            if grads.is_cuda and not self.trailing and channel == 2 and grads.dim() > 3:  # reads the gradients once
+            if images:  # reads the gradients once
                 return torch.einsum("ncxt,nxt->ncx", grads.flatten(3), z.flatten(2))
             grads = grads * z.unsqueeze(1)
-        elif grads.is_cuda and not self.trailing and channel == 2 and grads.transpose(0, 1).is_contiguous():
+        elif images and grads.transpose(0, 1).is_contiguous():
             flat = grads.transpose(0, 1).flatten(3)  # as a product: sums of few numbers are slow
             return (flat @ flat.new_ones(flat.shape[3])).transpose(0, 1)
         own = range(grads.dim() - self.trailing, grads.dim()) if self.trailing else (channel,)
