@@ -312,7 +312,7 @@ def _fitted(problem: Problem, tracer: whence.Tracer, truth: Truth) -> Iterator[C
             yield "leverages", tracer.leverage, fitted.leverages, close
     if fitted.policy == "exact" and _rows(truth):
         yield "leverage", tracer.leverage.sum(1), fitted.leverage, close
-    if fitted.policy == "exact" and "float32" not in problem.words:
+    if fitted.policy == "exact" and "float32" not in problem.words and close <= 1e-6:
         # the diagnostics count leverages of one; within 1e-6 of one rounding may count either way
         least, most = (int((fitted.largest > 1 - far).sum()) for far in (1e-7, 1e-5))
         told = float(tracer.diagnostics["guarded leverages"])
