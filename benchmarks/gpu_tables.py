@@ -37,7 +37,7 @@ def where(record: dict[str, Any]) -> str:
             f"`{row['structure']}`, {row['fit_s']:.1f} s with a clock that waits for the GPU after every part:"
         )
         found.append(table(" | ".join(["stage", *shown, "rest", "all"]), rows))
-        found.append(f"The kernels of a fit to 2,000 of the images, {kernels['seconds']:.1f} s: {busy}.")
+        found.append(f"The kernels of a fit to some of the images, {kernels['seconds']:.1f} s: {busy}.")
     return "\n\n".join(found)
 
 
