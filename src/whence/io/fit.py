@@ -101,19 +101,26 @@ def restore(path: Path, given: Given, build: Callable[..., T]) -> T:
             rescale(saved.part("model"), given.model)
         with preserved(given.model):
             check_same(saved.part("model"), given.model, saved.text("torch") == torch.__version__)
-            size, instead = sum(entry.nbytes for entry in saved.entries.values()), "Load it where there is more memory."
+            size = sum(entry.nbytes for entry in saved.entries.values())
+            instead = "Load it where there is more memory."
             Budget(device, given.limit).require(size, f"the fit in {saved.path}", instead)
-            floats = {str(dtype): dtype for dtype in (torch.float64, torch.float32)}
-            dtypes: dict[str, tuple[torch.dtype, ...]] = {"float": (*floats.values(),)}
-            dtypes |= {name: (floats[saved.text(name, *floats)],) for name in ("algebra", "working")}
-            dtypes.update(
-                double=(torch.float64,), float=(*floats.values(),), index=(torch.int64,), label=(torch.int32,)
-            )
-            found = _build(replace(saved, dtypes=dtypes), given, build)
+            found = _build(replace(saved, dtypes=_dtypes(saved)), given, build)
         unknown = sorted(set(saved.entries) - saved.used)
         if unknown:
             raise damaged(saved.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
         return found
+
+
+def _dtypes(saved: Saved) -> dict[str, tuple[torch.dtype, ...]]:
+    """The dtypes that tensors may have, by the names that `Saved.tensor` takes."""
+    floats = {str(dtype): dtype for dtype in (torch.float64, torch.float32)}
+    return {
+        **{name: (floats[saved.text(name, *floats)],) for name in ("algebra", "working")},
+        "double": (torch.float64,),
+        "float": tuple(floats.values()),
+        "index": (torch.int64,),
+        "label": (torch.int32,),
+    }
 
 
 def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
