@@ -229,8 +229,9 @@ class Uncertainty(Shown):
 
     def margin_variance(self, estimator: str = "hec3") -> Tensor:
         """(m,) or (m, k) variance of the margin: a margin of few standard deviations may turn into another class."""
+        contrasts = self._contrasts("the variance of a margin")  # refused before covariances are computed
         covariance = self.covariance(estimator)
-        contrasts = self._contrasts("the variance of a margin").to(covariance.dtype)
+        contrasts = contrasts.to(covariance.dtype)
         return _single(torch.einsum("...ck,...kj,...cj->...c", contrasts, covariance, contrasts).clamp_min(0.0))
 
     def _contrasts(self, of_all: str) -> Tensor:

@@ -189,15 +189,15 @@ def channels_first(images: Any) -> Tensor:
 
     Bytes become numbers between 0 and 1; other numbers stay as they are.
     """
-    found = torch.as_tensor(images, device="cpu").detach()
-    found = found.float() / (255.0 if found.dtype == torch.uint8 else 1.0)
+    given = torch.as_tensor(images, device="cpu").detach()
+    found = given.float() / (255.0 if given.dtype == torch.uint8 else 1.0)
     found = found.unsqueeze(1) if found.ndim == 3 else found
     if found.ndim == 4 and found.shape[1] not in (1, 3):
         found = found.permute(0, 3, 1, 2)
     if not found.numel() or found.ndim != 4 or found.shape[1] not in (1, 3):
         raise ShapeError(
             "expected images of shape (n, height, width), (n, channels, height, width) or (n, height, width, channels) "
-            f"with 1 or 3 channels, got {tuple(images.shape)}."
+            f"with 1 or 3 channels, got {tuple(given.shape)}."
         )
     return found
 

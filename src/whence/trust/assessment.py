@@ -124,13 +124,12 @@ def _check_loo_residuals(fitted: Fitted, deletions: list[Deletion], steps: Exact
     if not deletions:
         words = "There are no residuals, so that leaving an example out changes nothing."
         return checks.not_checked("leave-one-out", words)
-    ours, exact = (
-        [
-            float(fitted.problem.isometric(some, one.members)[:, one.outputs].square().sum())
-            for one, some in zip(deletions, every, strict=True)
-        ]
-        for every in ([fitted.adjusted.hec3[one.members] for one in deletions], steps.loo_residuals)
-    )
+
+    def size(one: Deletion, residuals: Tensor) -> float:
+        return float(fitted.problem.isometric(residuals, one.members)[:, one.outputs].square().sum())
+
+    ours = [size(one, fitted.adjusted.hec3[one.members]) for one in deletions]
+    exact = [size(one, residuals) for one, residuals in zip(deletions, steps.loo_residuals, strict=True)]
     factor = sum(ours) / sum(exact) if sum(exact) > 0 else 1.0
     largest = max(fold(a / b) if b > 0 else math.inf for a, b in zip(ours, exact, strict=True))
     check = checks.judged(

@@ -182,9 +182,10 @@ def level_of(value: float, bounds: tuple[float, float]) -> str:
         >>> level_of(0.3, (0.25, 1.0)), level_of(0.97, (0.95, 0.8)), level_of(math.nan, (0.95, 0.8))
         ('careful', 'fine', 'do not trust')
     """
-    sign = -1 if bounds[0] > bounds[1] else 1
-    within = (sign * value <= sign * bound for bound in bounds)
-    return next((level for level, inside in zip(LEVELS, within, strict=False) if inside), NOT)
+    first, second = bounds
+    if first > second:
+        value, first, second = -value, -first, -second
+    return FINE if value <= first else CAREFUL if value <= second else NOT
 
 
 def fold(factor: float) -> float:
