@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,3 +143,26 @@ def test_covariances_asked_for_later_allow_for_the_rounding_of_a_network_in_sing
     tracer = whence.fit(net.eval(), [(x, y)], structure="ekfac", progress=False)
     found, wanted = tracer.predict(x[:20]), tracer.predict(x[:20], covariance=True)
     torch.testing.assert_close(found.covariance("hec3"), wanted.covariance("hec3"), rtol=1e-4, atol=1e-6)
+
+
+STRUCTURES = [whence.Exact(road) for road in ("primal", "dual", "matrix_free")]
+STRUCTURES += [whence.Core(size=8), whence.EKFAC(), whence.Sketch(size=8)]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=str)
+def test_a_model_may_be_frozen_after_its_fit(structure: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x = torch.randn(20, 3, dtype=torch.float64)
+    data = [(x, torch.stack([x.sum(1), x[:, 0].sin()], 1))]
+    tracer = whence.fit(net, data, structure=structure, ridge=0.3, progress=False)
+    before, verdicts = tracer.predict(x[:5]), tracer.explain(x[:5]).verdicts
+    tracer.save(tmp_path / "fit")
+    net.requires_grad_(False)
+    loaded = whence.load(tmp_path / "fit", net, data, progress=False)
+    for one in (tracer, loaded):
+        found = one.predict(x[:5])
+        torch.testing.assert_close(found.ho, before.ho)
+        torch.testing.assert_close(found.hec3, before.hec3)
+        assert one.explain(x[:5]).verdicts == verdicts
+    assert not any(parameter.requires_grad for parameter in net.parameters())

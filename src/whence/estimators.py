@@ -93,7 +93,7 @@ def leave_one_out(
         leverage = torch.diagonal(hats, dim1=1, dim2=2)
     else:  # a root without a column for each output: the diagonal of L Q, which sums to the same
         leverage = (roots * (leverage_blocks @ roots)).sum(2)
-    if hats.shape[1:] == residuals.shape[1:] * 2 == (1, 1):
+    if residuals.shape[1] == hats.shape[1] == 1:
         values = leverage
         inflation = rule.inflation(leverage.clamp_min(0.0))
         hec2, hec3 = residuals * inflation.sqrt(), residuals * inflation

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import networks
 import whence
@@ -45,17 +46,12 @@ def rounded(model: nn.Module) -> nn.Module:
     return model.float()
 
 
-def frozen(model: nn.Module) -> nn.Module:
-    return model.requires_grad_(False)
-
-
 OTHERS: dict[str, tuple[Callable[[nn.Module], nn.Module], str, type[whence.WhenceError]]] = {
     "one bit": (changed, r"weights and buffers that were fitted, got changes in 2\.bias\.", whence.StaleModelError),
     "activation": (swapped, r"got 1: Sigmoid\(\) where 1: Tanh\(\) was\. Build it", whence.StaleModelError),
     "width": (wider, r"got 0: Linear\(in_features=3, out_features=9", whence.StaleModelError),
     "buffer": (extended, r"another set of parameters and buffers \(scale\)", whence.StaleModelError),
     "rounded": (rounded, r"got changes in 0\.weight, 0\.bias, 2\.weight, 2\.bias", whence.StaleModelError),
-    "frozen": (frozen, r"require gradients, got frozen ones: 0\.weight", whence.InputError),
 }
 
 
@@ -164,10 +160,21 @@ def test_other_data_after_the_first_batch(fit: Fit, path: Path) -> None:
     x, y = fit.batches[-1]
     with pytest.raises(whence.LoaderError, match=r"got other data in batch 2\. Use the same batch_size"):
         whence.load(path, fit.model, [*fit.batches[:-1], (x, y + 1)])
+    fewer = whence.load(path, fit.model, fit.batches[:-1])
     with pytest.raises(whence.LoaderError, match=r"got 2 batches instead of 3"):
-        whence.load(path, fit.model, fit.batches[:-1])
+        fewer.attribute(fit.test)
     with pytest.raises(whence.LoaderError, match=r"got more than 3 batches"):
         whence.load(path, fit.model, [*fit.batches, (x, y)])
+
+
+def test_other_data_near_the_end_of_a_loader(path: Path) -> None:
+    x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+    model = torch.nn.Linear(1, 1, dtype=torch.float64)
+    tracer = whence.fit(model, DataLoader([*zip(x, x, strict=True)], batch_size=2), ridge=0.1, progress=False)
+    tracer.save(path)
+    moved = [(one, one + (at >= 30)) for at, one in enumerate(x)]
+    with pytest.raises(whence.LoaderError, match=r"got other data in batch 19"):
+        whence.load(path, model, DataLoader(moved, batch_size=2), progress=False)
 
 
 def test_a_loader_that_can_be_read_once(fit: Fit, path: Path) -> None:

@@ -92,7 +92,7 @@ def test_another_path_than_on_the_first_batch_is_proved_where_it_is_taken() -> N
 
 
 def test_an_embedding_that_rescales_itself_is_refused() -> None:
-    for option in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}):
+    for option in ({"max_norm": 1.0}, {"max_norm": 0.0}, {"scale_grad_by_freq": True}):
         model = Flat(nn.Embedding(6, 2, **option)).double()
         words = torch.zeros(4, 3, dtype=torch.long)
         with pytest.raises(UnsupportedLayerError, match=next(iter(option))):

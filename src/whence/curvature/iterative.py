@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import check_gradients, finite_examples
-from whence.curvature.base import AlignedCurvature, NewtonStep, times_hessian, trace_of_hat
+from whence.curvature.base import AlignedCurvature, Alignments, NewtonStep, times_hessian, trace_of_hat
 from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
 from whence.jacobian.jacobian import Jacobian
@@ -174,6 +174,16 @@ class FittedIterative(AlignedCurvature):
             solved = self.solve(rows.flatten(0, 1))
             alignments = self._along(solved).reshape(*rows.shape[:2], self.problem.n, self.problem.k)
             yield alignments, rows @ solved.reshape(rows.shape).mT
+
+    def alignments(self, inputs: Inputs) -> Alignments:
+        """K solves a test point, then products with the Jacobian of the training examples, batch by batch."""
+        for where, rows in self.jacobian.rows(inputs, self.problem.output_count(inputs)):
+            yield where, self._align(self.solve(rows.flatten(0, 1)), len(rows))
+
+    def _align(self, solved: Tensor, m: int) -> Iterator[tuple[slice, Tensor]]:
+        for batch in self.problem.read("alignments"):
+            along = self.jacobian.jvp(batch.inputs, solved)  # (m k, n, k)
+            yield batch.rows, along.reshape(m, -1, batch.size, self.problem.k)
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w)."""

@@ -108,13 +108,19 @@ class Projected:
 
     def lift(self, step: Tensor) -> Tensor:
         """U z: from the coordinates (..., r) back to the selected weights, (..., d)."""
-        lead, tensors, low = step.shape[:-1], dict[str, Tensor](), 0
+        tensors: dict[str, Tensor] = {}
+        for basis, matrix in zip(self.bases, self.lifted(step), strict=True):
+            tensors.update(basis.block.from_matrix(matrix))
+        return self.stream.problem.selection.flatten(tensors, leading=step.dim() - 1)
+
+    def lifted(self, step: Tensor) -> Iterator[Tensor]:
+        """The same block by block, as matrices: all at once may not fit in memory."""
+        lead, low = step.shape[:-1], 0
         for basis, index in zip(self.bases, self.indices, strict=True):
             flat = step.new_zeros(*lead, math.prod(basis.shape))
             flat[..., index] = step[..., low : low + len(index)]
             low += len(index)
-            tensors.update(basis.block.from_matrix(basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))))
-        return self.stream.problem.selection.flatten(tensors, leading=len(lead))
+            yield basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))
 
 
 def sketch_features(stream: LayerGradients, size: int, seed: int) -> Projected:
@@ -421,10 +427,11 @@ class FittedPrimal(FittedCurvature):
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w)."""
-        lifts = with_direction or not self.features.orthonormal
-        direction = self.features.lift(self.step) if lifts else None
-        size = float((self.step if direction is None else direction).norm()) / self.problem.selection.norm()
-        return NewtonStep(self.change, size, direction if with_direction else None)
+        features, size = self.features, float(self.step.norm())
+        if isinstance(features, Projected) and not features.orthonormal:
+            size = math.hypot(*(float(matrix.norm()) for matrix in features.lifted(self.step)))
+        direction = features.lift(self.step) if with_direction else None
+        return NewtonStep(self.change, size / self.problem.selection.norm(), direction)
 
     def sandwich(self, meats: Meats) -> PrimalSandwich:
         """Meats in whitened coordinates; that of Ho is known where its weights are a multiple of the Hessians."""
@@ -453,7 +460,7 @@ class FittedPrimal(FittedCurvature):
         """Inner products of whitened rows."""
         k, j = self.problem.output_count(inputs), self.problem.output_count(others[0])
         left = torch.cat([self.whiten(rows).flatten(0, 1) for _, rows in self.features.rows(inputs, k)])
-        right = [self.whiten(rows).flatten(0, 1) for batch in others for _, rows in self.features.rows(batch, j)]
+        right = (self.whiten(rows).flatten(0, 1) for batch in others for _, rows in self.features.rows(batch, j))
         found = torch.cat([left @ rows.T for rows in right], dim=1)
         return found.to(self.problem.dtype).reshape(len(left) // k, k, -1, j)
 

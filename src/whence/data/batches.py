@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -125,6 +126,24 @@ class Batches:
         if start == self.passes.offset and self.passes.process_group.alone:
             raise no_examples()
         self.complete = True
+
+    def sample(self, count: int) -> Iterator[tuple[int, Batch]]:
+        """A few batches and their numbers, of data that were all read before, evenly spaced where the loader can."""
+        numbers, raws = _spaced_batches(self.loader, count)
+        start, known = self.passes.offset, 0
+        for number, raw in zip(numbers, raws, strict=False):
+            start += sum(self._size(before) for before in range(known, number))
+            batch = self._prepare(number, raw, start)
+            start, known = start + batch.size, number + 1
+            if batch.size:
+                yield from ((number, view) for view in self._viewed(batch, number))
+
+    def _size(self, number: int) -> int:
+        """The number of examples of a batch that was not read, of a list or a DataLoader."""
+        if isinstance(self.loader, (list, tuple, TensorBatches)):
+            return batch_size(split(self.loader[number], f"batch {number}")[0], f"batch {number}")
+        size: int = self.loader.batch_size  # type: ignore[attr-defined]  # a DataLoader, whose last batch alone is smaller
+        return size
 
     def _prepare(self, number: int, raw: Any, start: int) -> Batch:
         """Move what the loader gave to the device, and check it, also against earlier passes."""
@@ -504,10 +523,37 @@ class TensorBatches:
         examples = len(self.dataset)
         return examples // self.size if self.drop_last else -(-examples // self.size)
 
+    def __getitem__(self, number: int) -> list[Tensor]:
+        """One batch, a copy: a model may write into its inputs."""
+        rows = slice(number * self.size, (number + 1) * self.size)
+        return [tensor[rows].clone() for tensor in self.dataset.tensors]
+
     def __iter__(self) -> Iterator[list[Tensor]]:
-        """All batches in order, each a copy: a model may write into its inputs."""
-        for low in range(0, len(self) * self.size, self.size):
-            yield [tensor[low : low + self.size].clone() for tensor in self.dataset.tensors]
+        """All batches in order."""
+        return map(self.__getitem__, range(len(self)))
+
+
+def _spaced_batches(loader: Iterable[Any], count: int) -> tuple[list[int], Iterable[Any]]:
+    """Numbers of some batches, the first one among them, and these batches; none of the others is read.
+
+    Evenly spaced in lists, and in a DataLoader that reads its data set in order. Of other loaders they are the first
+    ones, since the last cannot be reached without reading all.
+
+    Examples:
+        >>> _spaced_batches(["a", "b", "c", "d", "e"], 3)
+        ([0, 2, 4], ['a', 'c', 'e'])
+    """
+    plain = type(loader) is DataLoader and type(loader.sampler) is SequentialSampler and bool(loader.batch_size)
+    if not (plain or isinstance(loader, (list, tuple, TensorBatches))):
+        return list(range(count)), islice(loader, count)
+    total = length(loader) or 0
+    numbers = sorted({round(at * (total - 1) / max(count - 1, 1)) for at in range(count)}) if total else []
+    if isinstance(loader, (list, tuple, TensorBatches)):
+        return numbers, [loader[number] for number in numbers]
+    assert isinstance(loader, DataLoader)
+    size, examples = loader.batch_size or 1, length(loader.dataset) or 0
+    chosen = [list(range(number * size, min((number + 1) * size, examples))) for number in numbers]
+    return numbers, _copy(loader, batch_sampler=chosen)
 
 
 def _copy(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:

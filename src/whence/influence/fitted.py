@@ -201,6 +201,8 @@ def using_model(fitted: Fitted) -> Iterator[None]:
     with locked(model):
         _check_unchanged(fitted)
         with preserved(model), rounded_products(True if fitted.bread.problem.precision != "float32" else None):
+            for parameter in fitted.problem.selection.parameters.values():
+                parameter.requires_grad_(True)  # a model may be frozen after its fit; restored on exit
             yield
 
 

@@ -187,8 +187,11 @@ def _parse(text: str, path: str) -> dict[str, Any]:
             raise ValueError("a name occurs twice")
         return found
 
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no number")
+
     try:
-        found = json.loads(text, object_pairs_hook=unique, parse_constant=int)  # no int is called NaN: a ValueError
+        found = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"its manifest cannot be read ({type(error).__name__})") from None
     if not isinstance(found, dict):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from whence._version import __version__
 from whence.curvature import Groups, Meats, NewtonStep
 from whence.curvature.accumulate import working_precision
-from whence.data.batches import NO_DATA, Batches, TensorBatches
+from whence.data.batches import NO_DATA, Batches
 from whence.data.targets import Positions
 from whence.display import listing
 from whence.errors import InputError, StaleModelError
@@ -39,7 +38,7 @@ from whence.runtime.model_state import as_bytes, check_model, fingerprint, prese
 T = TypeVar("T")
 
 COMPARED = 5
-"""Training batches on which the outputs must be those of the fit: spread over data in memory, else the first ones."""
+"""Training batches on which the outputs must be those of the fit, evenly spaced where the loader allows it."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +125,8 @@ def _dtypes(saved: Saved) -> dict[str, tuple[torch.dtype, ...]]:
 def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
     """Read the parts of a fit and build it."""
     problem = _read_problem(saved.part("problem"), given)
+    for parameter in problem.selection.parameters.values():
+        parameter.requires_grad_(True)  # the model may be frozen by now; restored on exit
     n, k = problem.n, problem.k
     each = problem.width if problem.sketch is None else 1
     saved.sizes.update(n=(n,), k=(k,), each=(each,), parameters=(problem.selection.size,))
@@ -176,14 +177,10 @@ def _compare(problem: Linearization, bread: Any) -> None:
 
     Mixtures of outputs are checked on every batch that is read: see `HessianSketch`.
     """
-    first, batches, loader = None, problem.batches.read(None), problem.batches.loader
-    if isinstance(loader, (list, tuple, TensorBatches)):  # in memory: all are read, and their fingerprints compared
-        compared = {round((len(loader) - 1) * at / (COMPARED - 1)) for at in range(COMPARED)}
-    else:
-        batches, compared = islice(batches, COMPARED), set(range(COMPARED))
-    for place, batch in enumerate(batches):
+    first = None
+    for place, batch in problem.batches.sample(COMPARED):
         first = batch if first is None else first
-        if problem.sketch is not None or place not in compared:
+        if problem.sketch is not None:
             continue
         with torch.no_grad():
             outputs = problem.network(batch.inputs, f"batch {place}").to(problem.dtype)
@@ -282,16 +279,10 @@ def _read_budget(saved: Saved, given: Given, device: torch.device) -> Budget:
 
 
 def _read_selection(saved: Saved, model: nn.Module) -> Selection:
-    """The parameters that were selected, which must be there and trainable."""
+    """The parameters that were selected, which must be there."""
     names, known = saved.texts("parameters"), dict(model.named_parameters())
     if not names or len(set(names)) != len(names) or any(name not in known for name in names):
         raise saved.wrong("parameters", "names of parameters of the model")
-    frozen = [name for name in names if not known[name].requires_grad]
-    if frozen:
-        raise InputError(
-            f"expected the parameters that were selected to require gradients, got frozen ones: "
-            f"{', '.join(frozen[:5])}. Call requires_grad_(True) on them; whence leaves their .grad alone."
-        )
     return Selection({name: known[name] for name in names})
 
 

@@ -430,8 +430,14 @@ def unwrap(model: Any) -> Any:
         True
     """
     found = model
-    while isinstance(found, (DistributedDataParallel, DataParallel)) or hasattr(found, "_orig_mod"):
-        found = found._orig_mod if hasattr(found, "_orig_mod") else found.module  # compiled, or wrapped
+    while True:
+        compiled = getattr(found, "_orig_mod", None)
+        if isinstance(compiled, nn.Module):
+            found = compiled
+        elif isinstance(found, (DistributedDataParallel, DataParallel)):
+            found = found.module
+        else:
+            break
     if not isinstance(found, nn.Module):
         return found
     kinds = {kind for module in found.modules() for kind in type(module).__mro__ if _is_fsdp(kind)}

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
-from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -30,6 +29,7 @@ from whence.jacobian.gradients import (
     Kind,
     Kronecker,
     Layout,
+    Padded,
     Rows,
     Tangent,
     Whole,
@@ -388,8 +388,7 @@ def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kro
         if len(pairs) > 1:
             g = Concatenated(tuple(g for _, g in pairs), "cotangents")
         if source.view is not None and source.view.rows is not None:
-            start, stop = source.view.rows
-            g = Whole(pad(g.tensor(), (start, o - stop)))
+            g = Padded(g, source.view.rows[0], o)
         factors.append((a, g))
     if not factors:
         n, c, _ = empty.shape

@@ -39,7 +39,8 @@ class Gaussian(Likelihood):
             'Class labels become whence.one_hot(labels, classes), or go with likelihood="categorical" if the network '
             "was trained with cross-entropy."
         )
-        whole = targets.ndim == outputs.ndim - 1 and not bool((targets % 1).any())
+        short = targets.ndim == outputs.ndim - 1 and outputs.shape[-1] > 1  # these will be refused
+        whole = short and not bool((targets % 1).any())
         return shaped_as_outputs(targets, outputs, where, labels if whole else "").to(outputs.dtype)
 
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -53,9 +53,10 @@ def scatter(index: Tensor, values: Tensor, table: Sequence[int]) -> Tensor:
 def refuse_rescaling(given: Mapping[str, Any], options: Sequence[str] = ("max_norm", "scale_grad_by_freq")) -> None:
     """Refuse options with which autograd's gradient is not the derivative, or the forward pass changes the weight."""
     for option in options:
-        if given.get(option):
+        value = given.get(option)
+        if value is not None and value is not False:  # a max_norm of zero too
             raise UnsupportedLayerError(
-                f"expected an embedding without {option}, got {option}={given[option]}: it changes the weight or its "
+                f"expected an embedding without {option}, got {option}={value}: it changes the weight or its "
                 f"gradient by the batch at hand. Set {option} to its default before the fit."
             )
 
