@@ -52,6 +52,7 @@ def fit(
     ] = None,
     parameters: Annotated[list[str] | None, Option(help="all, last_layer, or patterns of names; repeatable.")] = None,
     ridge: Annotated[str | None, Option(help="Lambda on the sum scale, auto or loo.")] = None,
+    recenter: Annotated[bool, Option("--recenter", help="Take the last step to the optimum in the fit.")] = False,
     trust: Annotated[bool, Option("--trust/--no-trust", help="Examine a sample: how far to trust the fit.")] = True,
     save: Annotated[Path | None, Option(help="Keep the fit in this folder.")] = None,
     out: console.Report = None,
@@ -86,6 +87,7 @@ def fit(
         "structure": structure,
         "parameters": parameters[0] if parameters and len(parameters) == 1 else parameters or None,
         "ridge": _number_or_word(ridge),
+        "recenter": recenter or None,
     }
     model = source.model()
     options = {**source.options(model), **{name: value for name, value in given.items() if value is not None}}
