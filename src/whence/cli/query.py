@@ -192,6 +192,11 @@ class SavedNetwork:
 
     @property
     def _one_class(self) -> bool:
+    @cached_property
+    def _residuals(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of all training examples, as fitted and left out: computed once for all that are named."""
+        return self.tracer.residuals, self.tracer.loo_residuals
+
         """Whether one class of several is predicted."""
         known = self.tracer.problem.likelihood
         return known.has_classes and known.couples_outputs and self._uncertainty.chosen is None
@@ -262,8 +267,7 @@ class SavedNetwork:
 
     def left_out(self, example: int) -> dict[str, str]:
         """The label of a training example, or its residual, and what the fit without it says in its place."""
-        residuals = self.tracer.residuals[example], self.tracer.loo_residuals[example]
-        residual, left_out = (number(float(one.norm())) for one in residuals)
+        residual, left_out = (number(float(one[example].norm())) for one in self._residuals)
         return {"label": residual, "without": left_out}
 
 
@@ -341,7 +345,7 @@ class SavedTable(SavedNetwork):
     def left_out(self, example: int) -> dict[str, str]:
         """The label of a training row, and what the fit without that row says: a number, or the label's probability."""
         target, value = self.fitted.model.target, float(self.fitted.values[example])
-        residual = self.tracer.loo_residuals[example]
+        residual = self._residuals[1][example]
         if target.task == "regression":
             return {"label": figure(value), "without": figure(value - float(residual[0]))}
         index = int(value)
