@@ -75,7 +75,7 @@ def fit(
     - `whence fit network.py --likelihood categorical --ridge 5 --structure core --out report.html`
     """
     began = time.perf_counter()
-    console.check_writable(out)
+    console.check_writable(out, read=(spec, texts))
     if spec.is_dir() and texts is None:
         stop(f"expected --texts, the JSONL file that the language model in {spec} was trained on, got none.")
     source = SpecFile(spec) if texts is None else TextFolder(spec, texts, tokens, batch)
