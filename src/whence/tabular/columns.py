@@ -26,9 +26,8 @@ DATE_FORMATS = tuple(f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S", " %H
 MOSTLY = 0.9  # share of the cells with a value that must read as a number, or a date, for the column to be one
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d*")
-_SPACED = re.compile(
-    r"[+-]?[1-9]\d{0,2}([ \u00a0\u2009\u202f]\d{3})+(?!\d)"
-)  # thousands apart by spaces, thin ones too
+# Thousands apart by spaces, thin ones too.
+_SPACED = re.compile(r"[+-]?[1-9]\d{0,2}([ \u00a0\u2009\u202f]\d{3})+(?!\d)")
 _WITH_UNIT = re.compile(r"([+-]?[\d.,]*\d[.,]?)\s*((?:[^\W\d_]|°)\S*(?: [^\W\d_]\S*){0,2})")
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 
