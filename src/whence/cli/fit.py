@@ -252,7 +252,7 @@ class TextFolder:
     def __init__(self, folder: Path, texts: Path, tokens: int, batch: int) -> None:
         if not (folder / "config.json").is_file():
             raise InputError(
-                f"expected a folder with a saved Hugging Face model (config.json and others), got {folder}."
+                f"expected a folder with a saved Hugging Face model (config.json, weights and tokenizer), got {folder}."
             )
         self.folder, self.tokens, self.batch = folder, tokens, batch
         self.texts = read_texts(texts)

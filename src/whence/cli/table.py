@@ -360,7 +360,10 @@ def _export_path(given: str, stem: str) -> Path:
     """Where to write: a file whose ending says the format, or a format, with a name after the data's."""
     path = Path(f"{stem}-tasks{FORMATS[given]}") if given in FORMATS else Path(given)
     if path.suffix.lower() not in FORMATS.values():
-        stop(f"expected --export label-studio, --export csv, or a file that ends in .json or .csv, got {given}.")
+        stop(
+            "expected --export label-studio, --export csv, or a file that ends in .json (for Label Studio) or .csv, "
+            f"got {given}."
+        )
     return path
 
 

@@ -82,7 +82,10 @@ def not_fitted(model: Any) -> InputError:
 def loss_not_taken(model: Any, loss: Any, taken: str) -> InputError:
     """The error for a model of another loss than those whose likelihood whence knows."""
     name = type(model).__name__
-    return InputError(f"expected a {name} trained with {taken}, got {loss!r}, which whence has no likelihood for.")
+    return InputError(
+        f"expected a {name} trained with {taken}, got {loss!r}, which whence has no likelihood for. Train the model "
+        "with one of these."
+    )
 
 
 def not_taken(model: Any, expected: str, got: str, advice: str) -> InputError:
