@@ -126,10 +126,7 @@ def table(
         prepared, read = answered.prepared, answered.prepared.table
         content["rows"] = _data_summary(prepared)["rows"]
         fitted = fit_table(prepared, learner=fitted.model.learner, **options)  # the same kind, to compare
-    everything, held_back = numpy.arange(len(read)), numpy.concatenate([prepared.split.test, prepared.split.unlabelled])
-    chosen = {"all": everything, "held-out": held_back, "none": everything[:0]}
-    explained = affordable_rows(everything, held_back, fitted) if verdicts == "auto" else chosen[verdicts]
-    predictions = predict_rows(fitted, read, numpy.sort(explained))
+    predictions = predict_rows(fitted, read, _rows_to_explain(prepared, fitted, verdicts))
     labels = RowLabels.of(predictions, prepared.split.train)
     if answered is not None and before is not None:
         content["import"] = {**compare(answered, before, (predictions, labels)), "unanswered": unanswered}
@@ -158,6 +155,14 @@ def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str
     test = prepared.table.take(numpy.concatenate([split.test, split.unlabelled]))
     unlabelled = f", {len(split.unlabelled):,} of them without a label" if len(split.unlabelled) else ""
     about = (
+def _rows_to_explain(prepared: Prepared, fitted: FittedTable, verdicts: Verdicts) -> Any:
+    everything = numpy.arange(len(prepared.table))
+    held_out = numpy.concatenate([prepared.split.test, prepared.split.unlabelled])
+    if verdicts == "auto":
+        return numpy.sort(affordable_rows(everything, held_out, fitted))
+    return numpy.sort({"all": everything, "held-out": held_out, "none": everything[:0]}[verdicts])
+
+
         f"{len(test):,} rows of {name} that the model was not trained on{unlabelled}. Rows are counted from 1, below "
         f"the names of the columns. {model}"
     )
