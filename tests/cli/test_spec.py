@@ -113,6 +113,38 @@ def test_several_outputs_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "row mean_0 mean_1 ho" in " ".join(result.stdout.split())
 
 
+def test_a_data_file_beside_a_spec_is_refused_before_the_spec_is_run(spec: Path, tmp_path: Path) -> None:
+    assert call("fit", spec, "--save", tmp_path / "saved", "--no-trust", "-q").exit_code == 0
+    spec.write_text("raise SystemExit('it was run')")
+    result = call("predict", tmp_path / "saved", "new.csv", "--spec", spec, "-q")
+    assert result.exit_code == UNUSABLE
+    words = "".join(result.output.split())
+    assert "gotnew.csv:theinputscomefromtest_loader()in" in words
+    assert "line.py" in words
+
+
+def test_what_is_read_is_not_written_over(spec: Path, tmp_path: Path) -> None:
+    assert call("fit", spec, "--save", tmp_path / "saved", "--no-trust", "-q").exit_code == 0
+    spec.write_text(text := "raise SystemExit('it was run')")
+    asked = ("fit", spec, "--out"), *((name, tmp_path / "saved", "--spec", spec) for name in ("predict", "report"))
+    for words, option in zip(asked, ((spec,), ("--csv", spec), ("--out", spec)), strict=True):
+        result = call(*words, *option, "-q")
+        assert result.exit_code == UNUSABLE
+        assert "for both" in " ".join(result.output.split())
+    assert spec.read_text() == text
+
+
+def test_fit_is_recentered_where_asked(spec: Path, tmp_path: Path) -> None:
+    spec.write_text(SPEC.replace(', "recenter": True', ""))
+    means = []
+    for more in ((), ("--recenter",)):
+        assert call("fit", spec, *more, "--save", tmp_path / "saved", "--no-trust", "-q").exit_code == 0
+        rows = json.loads(call("predict", tmp_path / "saved", "--spec", spec, "--json", "-q").stdout)["rows"]
+        means.append(rows[1]["mean"])
+    assert means[0] != pytest.approx(60, rel=0.2)  # the network is untrained
+    assert means[1] == pytest.approx(60, rel=0.2)  # by the slope of the data
+
+
 def test_what_was_not_checked_has_no_figures(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whence.cli.fit.SECONDS", 1e-9)  # none are left for anything
     result = call("fit", spec, "-q")

@@ -76,6 +76,16 @@ def test_files_that_cannot_be_written_are_told_before_any_work(
     assert (tmp_path / "full" / "precious.txt").read_text() == "keep me"
 
 
+@pytest.mark.parametrize(("command", "option"), [("report", "-o"), ("predict", "--csv")])
+def test_new_rows_are_not_written_over(command: str, option: str, tmp_path: Path) -> None:
+    data = write(tmp_path / "new.csv", houses(30))
+    before = data.read_bytes()
+    result = call(command, tmp_path / "no fit is needed to see this", data, option, data, "-q")
+    assert result.exit_code == UNUSABLE
+    assert "for both" in " ".join(result.output.split())
+    assert data.read_bytes() == before
+
+
 def test_too_large_is_another_exit_code(tmp_path: Path) -> None:
     data = write(tmp_path / "t.csv", houses(30))
     result = call("table", data, "-t", "price", "--rows", str(10**12), "--csv", tmp_path / "r.csv", "--no-report")

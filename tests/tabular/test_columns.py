@@ -22,6 +22,7 @@ from whence.tabular.columns import (
     detect_column,
     guess_spelling,
 )
+from whence.tabular.target import detect_target
 
 
 def cells(*values: Any) -> Any:
@@ -79,6 +80,7 @@ def test_missing_values_where_training_had_none_are_filled() -> None:
         (["1 year", "2 years", "1,5 years"], [1, 2, 1.5]),
         (["1 234,50", "12\u00a0345,00", "-1\u202f234\u202f567,25", "7,5"], [1234.5, 12345, -1234567.25, 7.5]),
         (["1 234.5", "12\u2009345", "8"], [1234.5, 12345, 8]),
+        (["+1 234", "-2 345"], [1234, -2345]),
         (["1 234 kg", "950 kg"], [1234, 950]),
         (["12 34", "030 123 456", "1 2345", "12  345"], [math.nan] * 4),  # dates, telephones, lists
     ],
@@ -94,6 +96,18 @@ def test_numbers_with_a_unit_are_read_and_the_unit_is_noted() -> None:
     assert describe_styles([column]) == ["'pressure' was read as numbers, without the unit 'mmHg'"]
     assert column_from_json(asdict(column)).features(cells("90 mmHg", "91", "92 kPa"))[:2, 0].tolist() == [90, 91]
     assert column.unrecognized(cells("90 mmHg", "92 kPa")).tolist() == [False, True]
+
+
+def test_spaces_between_thousands_are_noted() -> None:
+    column, notes = detected("income", cells(*["€ 1 200", "+3 400", "950"] * 10))
+    assert isinstance(column, Number)
+    assert notes == [
+        "'income' was read as numbers with spaces between thousands; for codes, leave the column out or remove the "
+        "spaces"
+    ]
+    assert detected("income", cells(*[" 1200", "3400 ", "€ 950"] * 10))[1] == []
+    detect_target("income", cells(*["1 200", "3 400", "950.5"] * 10), None, notes)
+    assert notes[0] in notes[1:]
 
 
 def test_numbers_with_several_units_are_no_numbers_and_noted() -> None:

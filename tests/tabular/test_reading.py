@@ -112,6 +112,24 @@ def test_file_that_does_not_exist_and_one_that_may_be_meant(tmp_path: Path) -> N
         read_table(tmp_path, 0)
 
 
+def test_file_that_may_be_meant_has_any_case_and_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "houses.csv").mkdir()
+    with pytest.raises(InputError, match=r"which does not exist\.$"):
+        read_table(tmp_path / "house.csv", 0)
+    written(tmp_path / "Flats.CSV", "a\n1\n")
+    with pytest.raises(InputError, match=r"Did you mean 'Flats.CSV'"):
+        read_table(tmp_path / "flat.csv", 0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_delimiter_beyond_ascii_is_read_without_a_warning(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path / "t.csv", 'a§b\n1§"2§3"\n4\n'), 0, delimiter="§")
+    assert {name: list(found) for name, found in table.columns.items()} == {"a": ["1", "4"], "b": ["2§3", ""]}
+    for long in ("a§b\n1§2§3\n", "a§b\n1§2\n1§2§3\n"):
+        with pytest.raises(InputError, match="expected 2 cells in each row"):
+            read_table(written(tmp_path / "t.csv", long), 0, delimiter="§")
+
+
 def test_short_rows_have_missing_cells(tmp_path: Path) -> None:
     table = read_table(written(tmp_path / "t.csv", "a,b\n1,2\n3\n"), 0)
     assert list(table.columns["b"]) == ["2", ""]

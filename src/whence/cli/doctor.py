@@ -24,8 +24,16 @@ from whence.cli.console import FAILED, AsJson, Output, handle_errors, stop
 from whence.runtime.memory import free_memory, readable
 
 NEEDED = ("torch", "numpy", "safetensors")
-EXTRAS = dict.fromkeys(("rich", "typer"), "cli") | dict.fromkeys(("pandas", "jinja2", "matplotlib"), "report")
-EXTRAS |= {"pyarrow": "table", "scikit-learn": "table", "umap-learn": "paper"}
+EXTRAS = {
+    "rich": "cli",
+    "typer": "cli",
+    "pandas": "report",
+    "jinja2": "report",
+    "matplotlib": "report",
+    "pyarrow": "table",
+    "scikit-learn": "table",
+    "umap-learn": "paper",
+}
 
 
 @handle_errors

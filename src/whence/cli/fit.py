@@ -52,6 +52,7 @@ def fit(
     ] = None,
     parameters: Annotated[list[str] | None, Option(help="all, last_layer, or patterns of names; repeatable.")] = None,
     ridge: Annotated[str | None, Option(help="Lambda on the sum scale, auto or loo.")] = None,
+    recenter: Annotated[bool, Option("--recenter", help="Take the last step to the optimum in the fit.")] = False,
     trust: Annotated[bool, Option("--trust/--no-trust", help="Examine a sample: how far to trust the fit.")] = True,
     save: Annotated[Path | None, Option(help="Keep the fit in this folder.")] = None,
     out: console.Report = None,
@@ -74,7 +75,7 @@ def fit(
     - `whence fit network.py --likelihood categorical --ridge 5 --structure core --out report.html`
     """
     began = time.perf_counter()
-    console.check_writable(out)
+    console.check_writable(out, read=(spec, texts))
     if spec.is_dir() and texts is None:
         stop(f"expected --texts, the JSONL file that the language model in {spec} was trained on, got none.")
     source = SpecFile(spec) if texts is None else TextFolder(spec, texts, tokens, batch)
@@ -86,6 +87,7 @@ def fit(
         "structure": structure,
         "parameters": parameters[0] if parameters and len(parameters) == 1 else parameters or None,
         "ridge": _number_or_word(ridge),
+        "recenter": recenter or None,
     }
     model = source.model()
     options = {**source.options(model), **{name: value for name, value in given.items() if value is not None}}
@@ -250,7 +252,7 @@ class TextFolder:
     def __init__(self, folder: Path, texts: Path, tokens: int, batch: int) -> None:
         if not (folder / "config.json").is_file():
             raise InputError(
-                f"expected a folder with a saved Hugging Face model (config.json and others), got {folder}."
+                f"expected a folder with a saved Hugging Face model (config.json, weights and tokenizer), got {folder}."
             )
         self.folder, self.tokens, self.batch = folder, tokens, batch
         self.texts = read_texts(texts)

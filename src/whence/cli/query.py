@@ -59,13 +59,15 @@ def predict(
     - `whence predict bank-fit new.csv --json > rows.json`
     - `whence predict fitted --spec network.py` for a fit made by `whence fit`
     """
-    console.check_writable(csv)
+    console.check_writable(csv, read=(data, spec))
     output = Output(as_json)
     saved = _load(folder, data, spec, rows, delimiter, not quiet)
     path = csv or Path(f"{saved.stem}-rows.csv")
+    written = not as_json or csv is not None
+    if written:
+        console.check_writable(path, read=(data, spec))
     frame = saved.frame(verdicts)
-    if not as_json or csv is not None:
-        console.check_writable(path, read=(data,))
+    if written:
         write_csv(path, frame)
     output.notes(saved.notes)
     output.head(f"{len(frame):,} predictions" + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
@@ -142,7 +144,7 @@ def report(
 
     Examples: `whence report bank-fit new.csv --out new.html`, `whence report fitted --spec network.py`
     """
-    console.check_writable(out)
+    console.check_writable(out, read=(data, spec))
     output = Output(as_json)
     saved = _load(folder, data, spec, rows, delimiter, not quiet)
     saved.report(out)
@@ -156,15 +158,15 @@ def _load(
 ) -> SavedNetwork:
     """Load what was saved, and read the rows or inputs that it is queried about."""
     if (folder / DESCRIPTION).is_file():
+        if data is not None and spec is not None and not spec.is_dir():
+            raise InputError(
+                f"expected no data file with --spec, got {data}: the inputs come from test_loader() in {spec}."
+            )
         tracer, source, notes = load_fit(folder, spec, progress)
         if isinstance(source, TextFolder):
             if data is None:
                 raise InputError("expected a JSONL file with new texts, got none.")
             return SavedTexts(tracer, source, read_texts(data), notes, data.stem)
-        if data is not None:
-            raise InputError(
-                f"expected no data file with --spec, got {data}: the inputs come from test_loader() there."
-            )
         return SavedNetwork(tracer, source.call("test_loader"), notes, source.path.stem)
     if spec is not None:
         raise InputError(f"expected a folder written by `whence fit --save` with --spec, got {folder}, which is none.")
@@ -189,6 +191,11 @@ class SavedNetwork:
     @cached_property
     def _uncertainty(self) -> whence.Uncertainty:
         return self.tracer.predict(self.inputs)
+
+    @cached_property
+    def _residuals(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of all training examples, as fitted and left out: computed once for all that are named."""
+        return self.tracer.residuals, self.tracer.loo_residuals
 
     @property
     def _one_class(self) -> bool:
@@ -262,8 +269,7 @@ class SavedNetwork:
 
     def left_out(self, example: int) -> dict[str, str]:
         """The label of a training example, or its residual, and what the fit without it says in its place."""
-        residuals = self.tracer.residuals[example], self.tracer.loo_residuals[example]
-        residual, left_out = (number(float(one.norm())) for one in residuals)
+        residual, left_out = (number(float(one[example].norm())) for one in self._residuals)
         return {"label": residual, "without": left_out}
 
 
@@ -341,7 +347,7 @@ class SavedTable(SavedNetwork):
     def left_out(self, example: int) -> dict[str, str]:
         """The label of a training row, and what the fit without that row says: a number, or the label's probability."""
         target, value = self.fitted.model.target, float(self.fitted.values[example])
-        residual = self.tracer.loo_residuals[example]
+        residual = self._residuals[1][example]
         if target.task == "regression":
             return {"label": figure(value), "without": figure(value - float(residual[0]))}
         index = int(value)

@@ -19,7 +19,7 @@ from whence.tabular.files import TextTable, read_table, write_csv
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
 from whence.tabular.predictions import CHECK_INPUT, RowLabels, RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task
-from whence.tabular.worklist import apply_answers, compare, read_answers, work_items, write_worklist
+from whence.tabular.worklist import WHEN, apply_answers, compare, read_answers, work_items, write_worklist
 
 ADVICE = {
     "confident": "nothing to do",
@@ -28,8 +28,14 @@ ADVICE = {
     "both": "check the labels, and collect more",
     CHECK_INPUT: "the input itself cannot be right, as far as its columns show",
 }
-FILES = {"csv": "All rows", "report": "Report", "saved": "Saved"}
-FILES |= {"worklist": "Worklist", "labelling": "Labelling", "corrected": "Corrected"}
+FILES = {
+    "csv": "All rows",
+    "report": "Report",
+    "saved": "Saved",
+    "worklist": "Worklist",
+    "labelling": "Labelling",
+    "corrected": "Corrected",
+}
 FORMATS = {"label-studio": ".json", "csv": ".csv"}  # of a worklist, and the ending of its file
 SUSPECTS = 5
 TRACED, ALL_TRACED = 500, 2000  # predictions that a report traces to training rows; all of them up to the second number
@@ -126,10 +132,7 @@ def table(
         prepared, read = answered.prepared, answered.prepared.table
         content["rows"] = _data_summary(prepared)["rows"]
         fitted = fit_table(prepared, learner=fitted.model.learner, **options)  # the same kind, to compare
-    everything, held_back = numpy.arange(len(read)), numpy.concatenate([prepared.split.test, prepared.split.unlabelled])
-    chosen = {"all": everything, "held-out": held_back, "none": everything[:0]}
-    explained = affordable_rows(everything, held_back, fitted) if verdicts == "auto" else chosen[verdicts]
-    predictions = predict_rows(fitted, read, numpy.sort(explained))
+    predictions = predict_rows(fitted, read, _rows_to_explain(prepared, fitted, verdicts))
     labels = RowLabels.of(predictions, prepared.split.train)
     if answered is not None and before is not None:
         content["import"] = {**compare(answered, before, (predictions, labels)), "unanswered": unanswered}
@@ -150,6 +153,14 @@ def table(
     content["seconds"] = round(time.perf_counter() - began, 1)
     _print_fit(output, content)
     output.finish(content)
+
+
+def _rows_to_explain(prepared: Prepared, fitted: FittedTable, verdicts: Verdicts) -> Any:
+    everything = numpy.arange(len(prepared.table))
+    held_out = numpy.concatenate([prepared.split.test, prepared.split.unlabelled])
+    if verdicts == "auto":
+        return numpy.sort(affordable_rows(everything, held_out, fitted))
+    return numpy.sort({"all": everything, "held-out": held_out, "none": everything[:0]}[verdicts])
 
 
 def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str, model: str) -> None:
@@ -357,10 +368,18 @@ def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:
 
 
 def _export_path(given: str, stem: str) -> Path:
-    """Where to write: a file whose ending says the format, or a format, with a name after the data's."""
+    """Where to write: a file whose ending says the format, or a format, with a name after the data's.
+
+    Examples:
+        >>> str(_export_path("label-studio", "bank")), str(_export_path("todo.csv", "bank"))
+        ('bank-tasks.json', 'todo.csv')
+    """
     path = Path(f"{stem}-tasks{FORMATS[given]}") if given in FORMATS else Path(given)
     if path.suffix.lower() not in FORMATS.values():
-        stop(f"expected --export label-studio, --export csv, or a file that ends in .json or .csv, got {given}.")
+        stop(
+            "expected --export label-studio, --export csv, or a file that ends in .json (for Label Studio) or .csv, "
+            f"got {given}."
+        )
     return path
 
 
@@ -375,8 +394,8 @@ def _print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:
     output.head("What the answers changed: " + ", ".join(words for name, words in amounts.items() if changes[name]))
     output.say(f"  On {count(rows, 'held-out row')}, by the labels as they are now:")
     numbers = {**changes["scores"], "mean std": changes["std"]}
-    lines = [[name, *(figure(one[when]) for when in ("before", "expected", "after"))] for name, one in numbers.items()]
-    output.rows(lines, ["", "before", "expected", "after"], right=(1, 2, 3))
+    lines = [[name, *(figure(one[when]) for when in WHEN)] for name, one in numbers.items()]
+    output.rows(lines, ["", *WHEN], right=(1, 2, 3))
     doubtful = changes["contradicted"]
     output.say(f"  Labels that the other rows contradict: {doubtful['before']:,} before, {doubtful['after']:,} after")
     output.say(f"  Predictions that changed: {changes['predictions_changed']:,}")

@@ -21,9 +21,8 @@ LEARNING_RATE = 0.1
 MOST_TREES, STEP = 400, 50  # of each output, and how many are grown before validation rows are asked for more
 # Tried in this order; what is not named is scikit-learn's own choice.
 SETTINGS: tuple[dict[str, int], ...] = ({"max_leaf_nodes": 8}, {"max_leaf_nodes": 31})
-AS_GOOD = (
-    1.005  # of validation losses within this factor the first setting and the fewest trees: they are traced sooner
-)
+# Of validation losses within this factor the first setting and the fewest trees: they are traced sooner.
+AS_GOOD = 1.005
 NODES_AT_ONCE = 2**20
 
 

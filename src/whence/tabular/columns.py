@@ -26,7 +26,8 @@ DATE_FORMATS = tuple(f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S", " %H
 MOSTLY = 0.9  # share of the cells with a value that must read as a number, or a date, for the column to be one
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d*")
-_SPACED = re.compile(r"-?[1-9]\d{0,2}([ \u00a0\u2009\u202f]\d{3})+(?!\d)")  # thousands apart by spaces, thin ones too
+# Thousands apart by spaces, thin ones too.
+_SPACED = re.compile(r"[+-]?[1-9]\d{0,2}([ \u00a0\u2009\u202f]\d{3})+(?!\d)")
 _WITH_UNIT = re.compile(r"([+-]?[\d.,]*\d[.,]?)\s*((?:[^\W\d_]|°)\S*(?: [^\W\d_]\S*){0,2})")
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 
@@ -85,7 +86,7 @@ def parse_numbers(texts: Any, style: str, unit: str = "") -> Any:
 
 
 def _parse_number(text: str, style: str, unit: str) -> float:
-    bare = _without_spaces(text.strip().lstrip("$€£").rstrip("$€£%").strip())
+    bare = _without_spaces(_without_signs(text))
     if unit and (split := _WITH_UNIT.fullmatch(bare)) and _singular(split[2]) == unit:
         bare = split[1]
     if style == "thousands" and _THOUSANDS.fullmatch(bare):
@@ -98,10 +99,23 @@ def _parse_number(text: str, style: str, unit: str) -> float:
         return math.nan
 
 
+def _without_signs(text: str) -> str:
+    return text.strip().lstrip("$€£").rstrip("$€£%").strip()
+
+
 def _without_spaces(text: str) -> str:
     """A number without the spaces between its thousands."""
     spaced = _SPACED.match(text) if " " in text or not text.isascii() else None
     return "".join(spaced[0].split()) + text[spaced.end() :] if spaced else text
+
+
+def note_spaces(name: str, texts: Any, notes: list[str]) -> None:
+    """Note that numbers have spaces between thousands, as codes may have too."""
+    if any(_without_spaces(bare) != bare for bare in map(_without_signs, texts)):
+        notes.append(
+            f"{name!r} was read as numbers with spaces between thousands; for codes, leave the column out or remove "
+            "the spaces"
+        )
 
 
 def units(texts: Any) -> Counter[str]:
@@ -415,6 +429,7 @@ def detect_column(name: str, cells: Any, notes: list[str], rows: Any = None) -> 
         if not readable.all():
             text = f"{name!r} holds text in {(~readable).sum()} of {len(filled)} cells {odd}"
             notes.append(f"{text}; taken as missing numbers")
+        note_spaces(name, filled[readable], notes)
         return Number(name, Scale.of(values[readable]), gaps, style, unit=unit)
     format_ = guess_date_format(filled)
     if format_ is not None:

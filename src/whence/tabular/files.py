@@ -88,7 +88,8 @@ def read_table(
         raise InputError(f"expected a CSV or parquet file, got the folder {path}.")
     if not path.is_file():
         there = path.parent.iterdir() if path.parent.is_dir() else ()
-        stems = {_stem(other): other.name for other in there if ENDINGS.intersection(other.suffixes)}
+        tables = [one for one in there if one.is_file() and ENDINGS.intersection(map(str.lower, one.suffixes))]
+        stems = {_stem(other): other.name for other in tables}
         near = get_close_matches(_stem(path), stems, n=1, cutoff=0.8)
         meant = f" Did you mean {stems[near[0]]!r}?" if near else ""
         raise InputError(f"expected a CSV or parquet file, got {path}, which does not exist.{meant}")
@@ -169,6 +170,7 @@ def _csv_chunks(path: Path, encoding: str, separator: str, names: list[str]) -> 
 
     options: dict[str, Any] = {"header": 0, "names": names, "index_col": False, "skipinitialspace": True}
     options |= {"dtype": str, "na_filter": False, "chunksize": CHUNK}
+    options["engine"] = "c" if separator.isascii() else "python"  # the first takes one byte; pandas warns by itself
     try:
         with pandas.read_csv(path, encoding=encoding, sep=separator, **options) as reader:
             while True:
@@ -177,7 +179,7 @@ def _csv_chunks(path: Path, encoding: str, separator: str, names: list[str]) -> 
                     chunk = next(reader, None)
                 if chunk is None:
                     return
-                yield chunk
+                yield chunk.fillna("")  # cells that short rows lack, with the second engine
     except pandas.errors.EmptyDataError:
         return
     except (pandas.errors.ParserError, pandas.errors.ParserWarning) as error:

@@ -259,7 +259,8 @@ def prepare(
         detected = replace(detected, shift=mean, scale=std)
         if abs(mean) > LARGE_MEAN * std:
             notes.append(
-                f"{name!r} varies little ({std:.3g}) around its mean ({mean:.3g}); subtract it to see more digits"
+                f"{name!r} varies little ({std:.3g}) around its mean ({mean:.3g}); subtract the mean from the column "
+                "to see more digits"
             )
     found = [
         ExcludedColumn(one, ignored[one])

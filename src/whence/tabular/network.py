@@ -120,7 +120,7 @@ def train(
     losses: dict[float, float] = {}
     weights: dict[float, list[dict[str, Tensor]]] = {}
 
-    def minimize(start: dict[str, Tensor], fold: Tensor, decay: float, rounds: int) -> dict[str, Tensor]:
+    def train_without(start: dict[str, Tensor], fold: Tensor, decay: float, rounds: int) -> dict[str, Tensor]:
         """The weights that a training without the fold ends at; they are those of the network now."""
         network.load_state_dict(start)
         _minimize(network, target, inputs[~fold], values[~fold], decay, rounds, TRIAL_TOLERANCE)
@@ -130,7 +130,7 @@ def train(
         """Train without each fold in turn, and return the mean validation loss."""
         total, weights[decay] = 0.0, []
         for fold, before in zip(choosing, first, strict=True):
-            weights[decay].append(minimize(before, fold, decay, ROUNDS))
+            weights[decay].append(train_without(before, fold, decay, ROUNDS))
             with torch.no_grad():
                 total += float(mean_loss(target, network(inputs[fold]), values[fold]))
         losses[decay] = total / len(choosing) if math.isfinite(total) else math.inf  # NaN is worse than anything
@@ -149,7 +149,7 @@ def train(
     if losses[chosen] == math.inf:
         raise InputError("expected a training that converges, got losses that are not finite. Look for extreme values.")
     for fold in progress.track(folds[len(choosing) :], "training without some rows, part", len(folds) - len(choosing)):
-        weights[chosen].append(minimize(first, fold, chosen, 2 * ROUNDS))
+        weights[chosen].append(train_without(first, fold, chosen, 2 * ROUNDS))
     held_out = torch.full((len(inputs), target.outputs), math.nan, dtype=torch.float64, device="cpu")
     for fold, without in zip(folds, weights[chosen], strict=True):
         network.load_state_dict(without)

@@ -24,6 +24,7 @@ from whence.tabular.columns import (
     folded,
     guess_spelling,
     is_missing,
+    note_spaces,
     parse_numbers,
     spelled_alike,
 )
@@ -115,6 +116,7 @@ def detect_target(name: str, cells: Any, task: Task | None, notes: list[str]) ->
             f"expected a target with a standard deviation of at least {MIN_STD:g}, to compute variances, got {std:.3g} "
             f"for {name!r}. Multiply the column by 1e{power:.0f}: verdicts stay the same."
         )
+    note_spaces(name, filled, notes)
     notes += describe_styles([Number(name, Scale.of(values), False, style, unit=unit)])
     return Target(name, "regression", style=style, unit=unit)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 CHECK, LABEL = "check the label", "label"
 POOL = 1_500  # outputs of rows without a label, those with the largest variances, among which the first are sought
+WHEN = ("before", "expected", "after")  # of scores, by the time when answers came
 MOVED = 5  # rows that are named whose prediction moved most
 
 
@@ -212,7 +213,12 @@ def _read_json(path: Path) -> list[Answer]:
 
 
 def _plain(value: Any) -> str | float:
-    """A class or a number, from the ways in which Label Studio writes them, such as [{"number": 3}]."""
+    """A class or a number, from the ways in which Label Studio writes them.
+
+    Examples:
+        >>> [_plain(value) for value in ({"choices": ["red"]}, [{"number": 3}], "blue", 2.5)]
+        ['red', 3.0, 'blue', 2.5]
+    """
     while isinstance(value, (dict, list)):
         values = list(value.values()) if isinstance(value, dict) else value
         value = values[0] if values else ""
@@ -306,10 +312,9 @@ def compare(
     old = replace(old, values=new.values)
     expected, expected_std = _expected(answered, old)
     scores: dict[str, dict[str, float]] = {}
-    for when, predictions in {"before": old, "expected": expected, "after": new}.items():
+    for when, predictions in zip(WHEN, (old, expected, new), strict=True):
         for score in [] if predictions is None else predictions.scores(test):
-            empty = dict.fromkeys(("before", "expected", "after"), float("nan"))
-            scores.setdefault(score.name, empty)[when] = score.value
+            scores.setdefault(score.name, dict.fromkeys(WHEN, float("nan")))[when] = score.value
     deviation = "probability_std" if old.fitted.model.target.classes else "std"
     ends = {"before": (old, old_labels), "after": (new, new_labels)}
     if old.fitted.model.target.classes:  # predictions that are another class, or differ by more than their deviation

@@ -21,20 +21,36 @@ class TreeEnsemble:
     The raw output is base + sum over trees of values[leaf]. It is the prediction itself for squared error, log-odds for
     "bernoulli", and one score for each class for "categorical", to which the softmax is applied. Forests of classifiers
     average shares of classes: they are squared error on zeros and ones, with one output for each class.
+
+    Attributes:
+        leaves: from X, as the model takes it, to (n, trees) leaf numbers, counted over all trees together.
+        values: (leaves, w) what each leaf adds to the outputs, shrinkage and averaging included.
+        outputs: (trees,) the output that each tree adds to, where w is 1 and there are several outputs; `None` where a
+            leaf adds to all w outputs.
+        base: (k,) what the outputs are without trees.
+        likelihood: of the loss that the trees were grown with.
+        shrinkage: what a leaf's own optimum is multiplied by: the learning rate of boosting, one over the number of
+            trees for a forest.
+        l2: the library's own penalty of squared leaf values, before shrinkage.
+        l2_by_weight: whether the library multiplies that penalty by the mean weight of the training rows.
+        classes: labels in the order of the classes; `None` for regression.
+        sample_share: of the training rows that each tree saw; one where all saw all of them.
+        notes: what users should know, such as a bootstrap.
+        own_raw: from X to the raw outputs by the library itself, to compare the sum of leaf values with.
     """
 
-    leaves: Callable[[Any], NDArray[numpy.int64]]  # from X to (n, trees) leaf numbers, counted over all trees together
-    values: NDArray[numpy.float64]  # (leaves, w) what each leaf adds to the outputs, shrinkage and averaging included
-    outputs: NDArray[numpy.int64] | None  # (trees,) the output that each adds to; `None` where leaves add to all w
-    base: NDArray[numpy.float64]  # (k,) what the outputs are without trees
-    likelihood: Loss  # of the loss that the trees were grown with
-    shrinkage: float = 1.0  # of a leaf's own optimum: the learning rate, or one over the number of trees of a forest
-    l2: float = 0.0  # the library's own penalty of squared leaf values, before shrinkage
-    l2_by_weight: bool = False  # whether the library multiplies that penalty by the mean weight of the training rows
-    classes: tuple[Any, ...] | None = None  # labels in the order of the classes; `None` for regression
-    sample_share: float = 1.0  # of the training rows that each tree saw; one where all saw all of them
-    notes: tuple[str, ...] = ()  # what users should know, such as a bootstrap
-    own_raw: Callable[[Any], Any] | None = None  # from X to the library's own raw outputs, to compare the sum with
+    leaves: Callable[[Any], NDArray[numpy.int64]]
+    values: NDArray[numpy.float64]
+    outputs: NDArray[numpy.int64] | None
+    base: NDArray[numpy.float64]
+    likelihood: Loss
+    shrinkage: float = 1.0
+    l2: float = 0.0
+    l2_by_weight: bool = False
+    classes: tuple[Any, ...] | None = None
+    sample_share: float = 1.0
+    notes: tuple[str, ...] = ()
+    own_raw: Callable[[Any], Any] | None = None
 
     def raw(self, x: Any) -> NDArray[numpy.float64]:
         """(n, k) the outputs as the sum of leaf values: what the model itself must say."""
@@ -82,7 +98,10 @@ def not_fitted(model: Any) -> InputError:
 def loss_not_taken(model: Any, loss: Any, taken: str) -> InputError:
     """The error for a model of another loss than those whose likelihood whence knows."""
     name = type(model).__name__
-    return InputError(f"expected a {name} trained with {taken}, got {loss!r}, which whence has no likelihood for.")
+    return InputError(
+        f"expected a {name} trained with {taken}, got {loss!r}, which whence has no likelihood for. Train the model "
+        "with one of these."
+    )
 
 
 def not_taken(model: Any, expected: str, got: str, advice: str) -> InputError:

@@ -64,7 +64,8 @@ def check_sum(ensemble: TreeEnsemble, x: Any) -> None:
     if gap > SAME_SUM * max(1.0, float(numpy.abs(own).max(initial=0.0))):
         raise InputError(
             f"expected the leaf values of the trees to add up to the model's own predictions, got a difference of "
-            f"{gap:.3g} in the first {len(ours)} rows. The library may have changed: try an older one, and report it."
+            f"{gap:.3g} in the first {len(ours)} rows. The library's format of trees may have changed: try an older "
+            "version of it, and report this."
         )
 
 
