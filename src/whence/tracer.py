@@ -105,7 +105,7 @@ class Tracer(Fitted):
             again = self.predict(x, covariance=True, outputs=outputs)
             rounding = 10 * torch.finfo(working_precision(self.problem)).eps ** 0.5
             advice = ", or ask for covariances at once, with covariance=True"
-            check_same(found.mean, again.mean, self.problem.network.tolerance, advice)
+            check_same(found.mean, again.mean, self.problem.network.repeated_tolerance, advice)
             for name, variance in found.variances.items():
                 check_same(variance, again.variance(name), rounding, advice)
             return again.covariances

@@ -27,7 +27,7 @@ class OutputView:
         _pytree.register_pytree_node(cls, lambda view: (view._parts(), None), lambda parts, _: cls(*parts))
 
     def _parts(self) -> list[Any]:
-        return [getattr(self, one.name) for one in fields(self)]  # type: ignore[arg-type]
+        return [getattr(self, one.name) for one in fields(self)]  # type: ignore[arg-type]  # subclasses are dataclasses
 
     @property
     def count(self) -> int:

@@ -228,7 +228,7 @@ class _WindowsUse(Use):
     kind: ClassVar[Kind] = "kronecker"
 
     @property
-    def groups(self) -> int:  # type: ignore[override]
+    def groups(self) -> int:  # type: ignore[override]  # a number in other uses
         """Groups of channels."""
         return self.windows.groups
 
