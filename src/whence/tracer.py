@@ -263,8 +263,7 @@ class Tracer(Fitted):
             ('confident', 'scarce data')
         """
         check_level(level)
-        if top != 0:
-            check_count(top, "top")
+        check_count(top, "top", least=0)
         check_ungrouped(self)
         calibration, seen = self._calibration if top else self._quick_calibration, 0
         own = None if examples is None else torch.as_tensor(examples, device=self.problem.device)

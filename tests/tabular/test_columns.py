@@ -102,8 +102,7 @@ def test_spaces_between_thousands_are_noted() -> None:
     column, notes = detected("income", cells(*["€ 1 200", "+3 400", "950"] * 10))
     assert isinstance(column, Number)
     assert notes == [
-        "'income' was read as numbers with spaces between thousands; for codes, leave the column out or remove the "
-        "spaces"
+        "'income' was read as numbers with spaces between thousands; if these are codes, put a letter before each"
     ]
     assert detected("income", cells(*[" 1200", "3400 ", "€ 950"] * 10))[1] == []
     detect_target("income", cells(*["1 200", "3 400", "950.5"] * 10), None, notes)

@@ -147,11 +147,13 @@ def leave_one_out_leverage(fitted: Fitted) -> Tensor:
     return blocks + pulled * POLICIES["exact"].inflation(hats).unsqueeze(1) @ pulled.mT
 
 
-def check_count(given: Any, name: str, instead: str = "") -> None:
-    """Raise unless a number of examples is a whole number above zero; an array may be meant for something else."""
-    if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < 1:
+def check_count(given: Any, name: str, instead: str = "", least: int = 1) -> None:
+    """Raise unless a number of examples is a whole number; an array may be meant for something else."""
+    if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < least:
         hint = instead if hasattr(given, "shape") else ""
-        raise InputError(f"expected {name} to be a whole number of examples, at least 1, got {shortly(given)}.{hint}")
+        raise InputError(
+            f"expected {name} to be a whole number of examples, at least {least}, got {shortly(given)}.{hint}"
+        )
 
 
 def check_level(given: Any) -> None:

@@ -113,8 +113,7 @@ def note_spaces(name: str, texts: Any, notes: list[str]) -> None:
     """Note that numbers have spaces between thousands, as codes may have too."""
     if any(_without_spaces(bare) != bare for bare in map(_without_signs, texts)):
         notes.append(
-            f"{name!r} was read as numbers with spaces between thousands; for codes, leave the column out or remove "
-            "the spaces"
+            f"{name!r} was read as numbers with spaces between thousands; if these are codes, put a letter before each"
         )
 
 
