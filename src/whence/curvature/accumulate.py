@@ -349,7 +349,7 @@ class LayerGradients:
                 more=more,
                 blocks=blocks,
                 later_notes=problem.batches.notes,
-                lowered=(in_half(problem.network), torch.float16) if problem.half else None,
+                lowered=(in_half(problem.network, few), torch.float16) if problem.half else None,
             )
 
     def _measure(self, few: Inputs) -> tuple[float, float, float]:

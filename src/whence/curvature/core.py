@@ -14,7 +14,7 @@ from whence.curvature.accumulate import LayerGradients, setting_aside
 from whence.curvature.base import FeatureStructure, MeatRoots, singular
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.ekfac import factor_cost
-from whence.curvature.kronecker import KroneckerFactors, enough_examples, spectrum_sums
+from whence.curvature.kronecker import KroneckerFactors, enough_examples, fit_spectrum
 from whence.curvature.primal import (
     FittedPrimal,
     Projected,
@@ -67,8 +67,7 @@ class Core(FeatureStructure):
         notes = list(stream.notes)
         bases = stream.accumulate(KroneckerFactors(stream)).eigenbases(ridge or 0.0, self.tolerance, notes)
         every = enough_examples(problem, stream.blocks, RANKED)
-        sums = stream.accumulate(spectrum_sums(stream, bases, None, notes, every))
-        spectrum = [s.inside for s in sums.spectrum().curvature]
+        spectrum = [s.inside for s in fit_spectrum(stream, bases, None, notes, every).curvature]
         chosen, share, r = self._choose(spectrum, problem, ridge)
         trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]
         sizes = torch.cat([s.reshape(-1)[index] for s, index in zip(spectrum, chosen, strict=True)])

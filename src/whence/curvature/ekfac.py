@@ -12,8 +12,8 @@ from whence.curvature.kronecker import (
     DiagonalMoments,
     KroneckerFactors,
     SpectrumSums,
+    fit_spectrum,
     noise_covariance,
-    spectrum_sums,
 )
 from whence.curvature.rotation import Basis
 from whence.curvature.spectral import FittedSpectral, Leverage
@@ -64,7 +64,7 @@ class EKFAC(LayerStructure):
             raise InputError(f"expected EKFAC's corner to be at least 1 or None, got {self.corner!r}.")
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
-        """Factors, eigenvalues, leverage: three passes."""
+        """Factors, eigenvalues, leverage: three passes, and one for the score where examples are many."""
         lam = needs_ridge(ridge, self.name)
         gradients = LayerGradients(problem)
         notes, noise = list(gradients.notes), noise_covariance(problem)
@@ -80,7 +80,7 @@ class EKFAC(LayerStructure):
                 spectrum, rotations = sums.spectrum(), sums.rotations(notes)
                 notes.append(describe_rotations(bases, rotations, spectrum, lam))
             else:
-                spectrum = gradients.accumulate(spectrum_sums(gradients, bases, noise, notes)).spectrum()
+                spectrum = fit_spectrum(gradients, bases, noise, notes)
                 rotations = None
             leverage = gradients.accumulate(Leverage(gradients, bases, spectrum, lam, meat_roots, rotations), last=True)
             return FittedSpectral.of(leverage, noise, notes)

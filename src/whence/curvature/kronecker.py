@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ from whence.runtime.processes import assign_by_cost
 LONGEST_SUM = 8192  # rows whose products are summed in their own precision
 LARGEST_CLASSES = 256  # more outputs have no basis in the last layer where a fit looks at a few mixtures of them
 MANY_EXAMPLES = 20_000  # from here on, the factors of layer outputs are taken from one output of each, in turn
-MANY_MIXTURES = 50_000  # of outputs, over all of many examples, from which eigenvalues are summed
+MANY_MIXTURES = 25_000  # of outputs, over all of many examples, from which eigenvalues are summed
 MOST_STEPS = 4  # examples of which the inputs of one are taken for the basis of a layer, where positions are many
 EXAMPLES_PER_SIDE = 40  # at least for that: small eigenvalues are then off by about a fortieth at most
 
@@ -485,16 +485,16 @@ class Spectrum:
 class MomentSums:
     """Sums of weighted squares of one block in its basis for `count` sets of weights, and of its weighted gradients.
 
-    Where the basis spans all, `rotates` says that the gradients are summed in it, too.
+    Where the basis spans all, `rotates` says that the gradients are summed in it, too. `None` is for squares alone.
     """
 
-    def __init__(self, basis: Basis, count: int, device: torch.device, rotates: bool = True) -> None:
+    def __init__(self, basis: Basis, count: int, device: torch.device, rotates: bool | None = True) -> None:
         self.basis = basis
         self.rounded = products_are_rounded(device)
         self.inside = torch.zeros(count, *basis.shape, dtype=torch.float64, device=device)
         self.length = torch.zeros(count, dtype=torch.float64, device=device)
-        self._rotates = rotates and not basis.outside
-        shape = basis.shape if self._rotates else basis.block.matrix_shape
+        self._rotates = bool(rotates) and not basis.outside
+        shape = (0,) if rotates is None else basis.shape if self._rotates else basis.block.matrix_shape
         self._total = torch.zeros(shape, dtype=torch.float64, device=device)
 
     def state(self, name: str) -> dict[str, Tensor]:
@@ -506,14 +506,14 @@ class MomentSums:
         """The weighted sum of gradients, shaped as the block's matrix."""
         return self.basis.to(torch.float64).out_of(self._total) if self._rotates else self._total
 
-    def add_total(self, view: BasisView, cotangent: int, examples: int, weights: Tensor | None = None) -> None:
-        """Add the gradients of one cotangent, times weights (n, 1) if there are any, to a total that is not rotated."""
+    def add_total(self, view: BasisView, cotangent: int, examples: int) -> None:
+        """Add the gradients of one cotangent to a total that is not rotated."""
         some = some_cotangents(view.tangent, slice(cotangent, cotangent + 1))
-        if weights is None and isinstance(some, Kronecker):
+        if isinstance(some, Kronecker):
             a, g = (one.movedim(-3, 0).flatten(1, -2) for one in promoted(halved(some.inputs()), halved(some.grads())))
             self._total += product(g.transpose(1, 2), a)
         else:
-            self._total += total(some, self._total.new_ones(examples, 1) if weights is None else weights)
+            self._total += total(some, self._total.new_ones(examples, 1))
 
     def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
         """Add a chunk, with weights of the squares (count, c), and of the gradients in the total (n, c), if there are.
@@ -640,20 +640,19 @@ class SpectrumSums(Accumulator):
 
 
 class SampledSpectrumSums(SpectrumSums):
-    """The same from a few random mixtures of each example's outputs, which take a backward pass each.
+    """The same from a few random mixtures of an example's outputs, which take a backward pass each; without the score.
 
     On average over signs z the square of J^T R z is that of all columns of J^T R together: over many examples the sums
-    come out the same, within some per cent along each direction. The score is exact: residuals are pulled back,
-    too, and their gradients summed, never formed one by one.
+    come out the same, within some per cent along each direction.
     """
 
     def __init__(
         self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, mixtures: int, every: int = 1
     ) -> None:
         problem, self.every = gradients.problem, every
-        self.problem, self.bases, self.noise, self.mixtures = problem, bases, noise, mixtures
+        self.problem, self.bases, self.mixtures = problem, bases, mixtures
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")
-        roots = problem.hessian_roots
+        roots, self.noise = problem.hessian_roots, noise
         self.signs = balanced_signs(problem.k if roots is None else roots.shape[2]).to(problem.residuals)
         draw = torch.Generator("cpu").manual_seed(0)
         self.order = torch.randint(len(self.signs), (problem.n,), generator=draw, device="cpu").to(problem.device)
@@ -664,45 +663,74 @@ class SampledSpectrumSums(SpectrumSums):
             self.frame = vectors * values.clamp_min(0.0).sqrt() @ vectors.T
             sets = torch.stack([torch.ones_like(size), size])
         self.weights = (torch.diag(sets.double()) / mixtures).repeat_interleave(mixtures, 1)
-        self.count, self.cotangents = self.weights.shape[1] + (noise is not None), self._mixed
-        self.sums = [MomentSums(basis, len(sets), problem.device, rotates=False) for basis in bases]
+        self.count, self.cotangents = self.weights.shape[1], self._mixed
+        self.sums = [MomentSums(basis, len(sets), problem.device, rotates=None) for basis in bases]
 
     def _mixed(self, where: slice, n: int) -> Tensor:
-        """(c, n, k) mixtures of some examples' outputs, the same times the noise's root, and the residuals."""
+        """(c, n, k) mixtures of some examples' outputs, and the same times the noise's root."""
         roots = self.problem.hessian_roots
         at = self.order[where] + torch.arange(self.mixtures, device=self.order.device).unsqueeze(1)  # (mixtures, n)
         signs = self.signs[at % len(self.signs)]
-        rows = [signs if roots is None else (roots[where] @ signs.unsqueeze(3)).squeeze(3)]
-        if len(self.weights) == 2:
-            rows.append(signs @ self.frame)
-        if self.noise is not None:  # of length one, for the same reason
-            residuals = self.problem.residuals[where]
-            rows.append((residuals / lengths_of(residuals)).unsqueeze(0))
-        return torch.cat(rows)
+        rows = signs if roots is None else (roots[where] @ signs.unsqueeze(3)).squeeze(3)
+        return torch.cat([rows, signs @ self.frame]) if len(self.weights) == 2 else rows
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
-        """Add squares in the basis, and J_i^T r_i."""
-        residuals, mixtures = self.problem.residuals[where], self.weights.shape[1]
-        self.seen += len(residuals)
+        """Add squares in the basis."""
+        self.seen += len(range(*where.indices(self.problem.n)))
         for sums, view in zip(self.sums, chunk, strict=True):
-            sums.add(view if self.noise is None else view.of(slice(0, mixtures)), self.weights, None)
-            if self.noise is not None:
-                sums.add_total(view, mixtures, len(residuals), lengths_of(residuals))
+            sums.add(view, self.weights, None)
 
 
-def spectrum_sums(
+class Score(Accumulator):
+    """A pass for sum_i J_i^T r_i, shaped as the matrix of each block: one backward pass from the residuals."""
+
+    label = "score"
+    count = 1
+
+    def __init__(self, gradients: LayerGradients) -> None:
+        self.problem = gradients.problem
+        self.cotangents = self._unit
+        self.sums = [
+            torch.zeros(block.matrix_shape, dtype=torch.float64, device=self.problem.device)
+            for block in gradients.blocks
+        ]
+
+    def _unit(self, where: slice, n: int) -> Tensor:
+        """(1, n, k) residuals of length one, as half precision has no room for small numbers."""
+        residuals = self.problem.residuals[where]
+        return (residuals / lengths_of(residuals)).unsqueeze(0)
+
+    def state(self) -> dict[str, Tensor]:
+        """The score of every block."""
+        return {str(at): one for at, one in enumerate(self.sums)}
+
+    def add(self, where: slice, chunk: ChunkGradients) -> None:
+        """Add J_i^T r_i."""
+        lengths = lengths_of(self.problem.residuals[where])
+        for into, view in zip(self.sums, chunk, strict=True):
+            into += total(view.tangent, lengths)
+
+
+def fit_spectrum(
     gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, notes: list[str], every: int = 1
-) -> SpectrumSums:
-    """Pass 2 from all outputs, or from a few mixtures of them where examples are many."""
+) -> Spectrum:
+    """Pass 2 from all outputs; where examples are many, from a few mixtures of the outputs of some.
+
+    Without the noise, the homoscedastic meat and the score are left out. One of `every` so many examples is enough.
+    """
     problem = gradients.problem
     if problem.sketch is None and samples_outputs(problem, gradients.blocks, whole=False):
         mixtures = 1 if noise is None else math.ceil(MANY_MIXTURES / problem.n)  # a core wants their order alone
-        sampled = SampledSpectrumSums(gradients, bases, noise, mixtures, every)
-        if sampled.count < problem.k:
-            plural = "s" * (mixtures > 1)
-            notes.append(f"eigenvalues come from {mixtures} random mixture{plural} of each example's outputs")
-            return sampled
-    return SpectrumSums(gradients, bases, noise, every)
+        every = max(every, problem.n // MANY_MIXTURES)
+        sums = SampledSpectrumSums(gradients, bases, noise, mixtures, every)
+        if sums.count < problem.k:
+            found = gradients.accumulate(sums).spectrum()
+            plural, used = "s" * (mixtures > 1), f"each of {int(sums.seen)}"
+            notes.append(
+                f"eigenvalues come from {mixtures} random mixture{plural} of the outputs of {used} training examples"
+            )
+            return found if noise is None else replace(found, score=gradients.accumulate(Score(gradients)).sums)
+    return gradients.accumulate(SpectrumSums(gradients, bases, noise, every)).spectrum()
 
 
 def lengths_of(vectors: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from whence.jacobian.gradients import (
     Whole,
     cotangents_first,
     is_transposed_in_memory,
+    multiply_into,
     product,
     promoted,
 )
@@ -35,9 +36,10 @@ from whence.jacobian.gradients import (
 CACHE_NUMBERS = 2**17  # fit into the cache of a CPU core with room to spare: Gram matrices take a third of the time
 ROW_NUMBERS = 2**23  # of rows that are multiplied at once, in a fourth of a GPU's cache
 GROUP_ROWS = 128  # fill the tensor units of a GPU
+MOST_COTANGENTS = 32  # whose products with one another are summed by a kernel of their own
 CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}  # entries of gradient matrices that are formed at once
 LARGEST_COMPLEMENT = 4608  # inputs or outputs of a layer whose directions outside a basis are worked out
-ALIGNED = 4  # a GPU's tensor units take rows of multiples of so many numbers
+ALIGNED = 8  # a GPU's tensor units take rows of multiples of so many numbers: others take three times as long
 
 
 def mix(g: Tensor, weights: Tensor) -> Tensor:
@@ -66,9 +68,10 @@ def inner_products(g: Tensor, moved: Tensor) -> Tensor:
     """(n, c) inner products of gradients (n, c, e, t, o) with one of each example, (n, e, t, o)."""
     if is_transposed_in_memory(g):
         g, moved = g.transpose(3, 4), moved.transpose(2, 3)
-    if g.dtype == torch.bfloat16:  # a product of so few rows would take a GPU three times as long
-        return (g * moved.unsqueeze(1)).flatten(2).sum(2, dtype=torch.float32)
-    return product(g.flatten(2), moved.flatten(1).unsqueeze(2)).squeeze(2)
+    rows, column = g.flatten(2), moved.flatten(1).unsqueeze(2)
+    if g.dtype == torch.bfloat16:  # a GPU takes three times as long to give single precision here
+        return (rows @ column).squeeze(2).float()
+    return product(rows, column).squeeze(2)
 
 
 def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tensor:
@@ -78,6 +81,9 @@ def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tens
     """
     n, c, p = values.shape
     half = values.dtype == torch.bfloat16
+    kernels = fused_kernels(values) if positive and scales.shape[1] == 1 and c <= MOST_COTANGENTS else None
+    if kernels is not None:
+        return torch.stack([kernels.grams(values, scale.flatten().sqrt().float()) for scale in scales])
     if (values.is_cuda or half) and positive:
         roots = (scale.sqrt().to(values.dtype) for scale in scales)
         return torch.stack([_grouped_products(one, one) for one in (_times_rows(values, root) for root in roots)])
@@ -91,6 +97,21 @@ def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tens
             here = scale if len(scale) == 1 else scale[low : low + step]
             torch.bmm(part * here, part.transpose(1, 2), out=into[low : low + step])
     return found
+
+
+def fused_kernels(values: Tensor) -> Any:
+    """The module of kernels that read such gradients once, where they run; else `None`."""
+    served = values.is_cuda and values.dtype == torch.bfloat16 and values.is_contiguous()
+    return _kernels_on(values.device) if served else None
+
+
+@functools.cache
+def _kernels_on(device: torch.device) -> Any:
+    try:
+        from whence.curvature import fused
+    except ImportError:  # no Triton
+        return None
+    return fused if fused.available(device) else None
 
 
 def _times_rows(values: Tensor, row: Tensor) -> Tensor:
@@ -249,6 +270,10 @@ class Full:
         """The diagonals of `grams` alone, reading the gradients once: (w, n, c)."""
         n, c, p = self.values.shape
         columns = self._padded(weights).reshape(len(weights), p).to(self.values.dtype)
+        kernels = fused_kernels(self.values)
+        if kernels is not None and len(weights) <= kernels.MOST_WEIGHTS:
+            found: Tensor = kernels.squares(self.values.flatten(0, 1), columns.contiguous())
+            return found.reshape(-1, n, c)
         parts = self.values.reshape(n * c, p).split(n * c if columns.is_cuda else max(1, CACHE_NUMBERS // p))
         return joined([product(columns, part.square().T) for part in parts]).reshape(-1, n, c)
 
@@ -455,12 +480,14 @@ def outer(a: Tensor, g: Tensor, single: bool = False) -> Tensor:
     single precision, of bfloat16 in the same, unless `single`.
     """
     n, c, e, t, o = g.shape
-    if g.is_cuda and e == 1 and g.dtype not in HALVES and not g.transpose(-1, -2).is_contiguous():
-        found = g.new_empty(n, c, 1, o, a.shape[-1])
+    half, transposed = g.dtype in HALVES, is_transposed_in_memory(g)
+    if g.is_cuda and e == 1 and not (transposed if half else g.transpose(-1, -2).is_contiguous()):
+        single = half and (single or g.dtype == torch.float16)
+        found = g.new_empty(n, c, 1, o, a.shape[-1], dtype=torch.float32 if single else g.dtype)
         for at in range(c):
-            torch.bmm(g[:, at, 0].transpose(1, 2), a[:, 0], out=found[:, at, 0])
+            multiply_into(g[:, at, 0].transpose(1, 2), a[:, 0], found[:, at, 0])
         return found
-    if is_transposed_in_memory(g) or g.dtype not in HALVES:
+    if transposed or not half:
         left = g.permute(BY_OUTPUT).reshape(n, e, c * o, t)
     else:
         left = g.permute(BY_POSITION).reshape(n, e, t, c * o).transpose(2, 3)
@@ -479,13 +506,13 @@ def in_bfloat16(g: Tensor) -> Tensor:
 
 
 def project_by_example(g: Factor, columns: Tensor) -> Tensor:
-    """Gradients (n, c, e, t, o) along columns (e, o, y); of images in half precision, in the order `outer` takes."""
+    """Gradients (n, c, e, t, o) along columns (e, o, y), in half precision in the order that `outer` takes."""
     values = g.tensor()
+    n, c, _, t, _ = values.shape
     if values.dtype != torch.float16 or len(columns) > 1 or not cotangents_first(values):
         return g.project(columns)
-    if not is_transposed_in_memory(values):
+    if t % ALIGNED and not is_transposed_in_memory(values):
         return g.project(columns)
-    n, c, _, t, _ = values.shape
     turned, found = columns[0].T.to(values.dtype).expand(n, -1, -1), values.new_empty(n, c, 1, columns.shape[2], t)
     for at in range(c):
         torch.bmm(turned, values[:, at, 0].transpose(1, 2), out=found[:, at, 0])
@@ -858,7 +885,8 @@ class BasisView:
                 a, self._left = a[..., :kept].clone(), a[..., kept:]
             self._inputs = None if self.complete else a
             small = self.coarse and (not self._rotates_factors_first or self._matrices_are_small)
-            g = self._projected(tangent.g, outputs, by_example=small)
+            narrow = self.coarse and tangent.positions > tangent.block.matrix_shape[1]  # for a product a cotangent
+            g = self._projected(tangent.g, outputs, by_example=small or narrow)
             if small and a.dtype == g.dtype == torch.float16:
                 self._factors = a, g  # of which matrices come in single precision
             elif self.coarse and self._rotates_factors_first:

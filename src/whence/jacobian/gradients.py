@@ -383,13 +383,30 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     if left.is_cuda and left.dim() == right.dim():
         shape = (*left.shape[:-1], right.shape[-1])
         rows, columns = (one.reshape(-1, *one.shape[-2:]) for one in (left, right))
-        try:
-            found: Tensor = torch.bmm(rows, columns, out_dtype=torch.float32)
-            return found.reshape(shape)
-        except (TypeError, RuntimeError) as error:  # torch before 2.8
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
+        found = left.new_empty(len(rows), *shape[-2:], dtype=torch.float32)
+        multiply_into(rows, columns, found)
+        return found.reshape(shape)
     return left.float() @ right.float()
+
+
+def multiply_into(left: Tensor, right: Tensor, into: Tensor) -> None:
+    """Write the products of two stacks of matrices into a third, which may be in single precision where they are not.
+
+    Examples:
+        >>> into = torch.empty(1, 2, 1)
+        >>> multiply_into(torch.ones(1, 2, 3), torch.ones(1, 3, 1), into)
+        >>> into.flatten().tolist()
+        [3.0, 3.0]
+    """
+    if left.dtype == into.dtype:
+        torch.bmm(left, right, out=into)
+        return
+    try:
+        torch.bmm(left, right, out_dtype=into.dtype, out=into)
+    except (TypeError, RuntimeError) as error:  # torch before 2.8
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        torch.bmm(left.to(into.dtype), right.to(into.dtype), out=into)
 
 
 def is_transposed_in_memory(values: Tensor) -> bool:

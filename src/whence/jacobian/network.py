@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from whence.data.batches import Batch, Batches, Inputs, batch_size, check_finite, describe, take
 from whence.display import listing
@@ -286,8 +287,11 @@ def as_outputs(outputs: Any, n: int, where: str) -> Tensor:
     return found
 
 
-def in_half(network: Network) -> Callable[[Inputs], Tensor]:
+def in_half(network: Network, few: Inputs | None = None) -> Callable[[Inputs], Tensor]:
     """The network with products in half precision: float16, which has the digits of TF32, where bfloat16 has fewer.
+
+    A convolutional network gets its images with channels last in memory, which halves the time of a GPU's backward
+    passes, if it accepts these few inputs so: a `view` in its forward may not.
 
     Examples:
         >>> in_half(Network(nn.Linear(2, 3)))(torch.ones(5, 2)).dtype
@@ -298,7 +302,22 @@ def in_half(network: Network) -> Callable[[Inputs], Tensor]:
         with torch.autocast(network.device.type, torch.float16):
             return network(inputs)
 
-    return call
+    def channels_last(inputs: Inputs) -> Tensor:
+        return call(tree_map(_channels_last, inputs))
+
+    if few is None or not any(isinstance(module, nn.Conv2d) for module in network.model.modules()):
+        return call
+    try:
+        with torch.no_grad():
+            channels_last(few)
+    except WhenceError:
+        return call
+    return channels_last
+
+
+def _channels_last(leaf: Any) -> Any:
+    is_image = isinstance(leaf, Tensor) and leaf.dim() == 4 and leaf.is_floating_point()
+    return leaf.contiguous(memory_format=torch.channels_last) if is_image else leaf
 
 
 # --- Selected parameters ----------------------------------------------------------------------------------------------

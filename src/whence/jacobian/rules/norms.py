@@ -36,8 +36,11 @@ class NormUse(Use):
         """Sums over positions, of g z and of g."""
         channel = 2 + (layout.place != "whole")  # behind n, c and the images folded into the batch
         images = grads.is_cuda and not self.trailing and channel == 2 and grads.dim() > 3
-        if role == "weight":
-            z, grads = promoted(layout.canonical(self.normalized(), len(grads)), grads)
+        z = layout.canonical(self.normalized(), len(grads)) if role == "weight" else None
+        if images and grads.dim() == 5 and grads.stride(2) == 1 and grads.dtype == torch.float16:
+            return over_positions(grads, z)
+        if z is not None:
+            z, grads = promoted(z, grads)
             if images:  # reads the gradients once
                 return torch.einsum("ncxt,nxt->ncx", grads.flatten(3), z.flatten(2))
             grads = grads * z.unsqueeze(1)
@@ -47,6 +50,22 @@ class NormUse(Use):
         own = range(grads.dim() - self.trailing, grads.dim()) if self.trailing else (channel,)
         others = [axis for axis in range(2, grads.dim()) if axis not in own]
         return grads.sum(others) if others else grads
+
+
+def over_positions(grads: Tensor, z: Tensor | None) -> Tensor:
+    """Sums (n, c, x) over positions, of g (n, c, x, h, w) with channels last in memory, or of g z for z (n, x, h, w).
+
+    One cotangent after the other: a GPU multiplies tensors of one shape twice as fast, and products sum faster.
+    """
+    rows = grads.permute(1, 0, 3, 4, 2).flatten(2, 3)  # (c, n, t, x)
+    if z is not None:
+        z, products = z.permute(0, 2, 3, 1).flatten(1, 2).to(grads.dtype).contiguous(), torch.empty_like(rows)
+        for one, into in zip(rows, products, strict=True):
+            torch.mul(one, z, out=into)
+        rows = products
+    flat = rows.flatten(0, 1)
+    ones = flat.new_ones(1, 1, flat.shape[1]).expand(len(flat), -1, -1)
+    return (ones @ flat).reshape(len(rows), len(grads), -1).transpose(0, 1)
 
 
 def _reader(norm: Function, *names: str) -> Reader:
