@@ -1,11 +1,14 @@
-"""Examples in the docstrings of the plots go on from that of `whence.plots`, which is written once."""
+"""Examples in docstrings: those of the plots go on from that of `whence.plots`, which is written once."""
 
 from __future__ import annotations
 
 import doctest
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
+
+collect_ignore = [] if find_spec("triton") else ["src/whence/curvature/fused.py"]  # it comes with torch for GPUs
 
 
 @pytest.fixture(autouse=True)

@@ -73,7 +73,10 @@ def seconds(work: Callable[[], Any], cuda: bool) -> float:
 
 
 def measure(network: nn.Module, split: Split, text: str, cuda: bool, repeats: int) -> dict[str, Any]:
-    """Seconds of a fit, of `predict`, and of `explain` the first time and again; the least of some repetitions."""
+    """Seconds of a fit, of `predict`, and of `explain` the first time and again; the least of some repetitions.
+
+    `explain` names no examples; beside it what naming five takes, and how many verdicts are the same then.
+    """
     loader = batches(split.inputs, split.labels, AT_ONCE)
     kept: list[whence.Tracer] = []
     fit = seconds(
@@ -85,6 +88,8 @@ def measure(network: nn.Module, split: Split, text: str, cuda: bool, repeats: in
     predict = min(seconds(lambda: tracer.predict(tests), cuda) for _ in range(repeats))
     opening = seconds(lambda: tracer.explain(tests, top=0), cuda)
     explain = min(seconds(lambda: tracer.explain(tests, top=0), cuda) for _ in range(repeats))
+    quick, named = (tracer.explain(tests, top=top).verdicts for top in (0, 5))
+    naming = min(seconds(lambda: tracer.explain(tests, top=5), cuda) for _ in range(repeats))
     return {
         "fit_s": fit,
         "first_predict_s": first,
@@ -92,6 +97,8 @@ def measure(network: nn.Module, split: Split, text: str, cuda: bool, repeats: in
         "first_explain_s": opening,
         "explain_s": explain,
         "explain_over_predict": explain / predict,
+        "naming_five_s": naming,
+        "same_verdicts": sum(map(str.__eq__, quick, named)) / len(named),
     }
 
 
@@ -128,7 +135,7 @@ def main() -> None:
             row.update({"n": case.n, "test": case.test, "parameters": networks.size(network)})
             cuda = given.device == "cuda"
             words = attempt(row, partial(measure, network, split, text, cuda, given.repeats), summary)
-            put(record, row, ("case", "structure"))
+            put(record, row, ("case", "structure", "n"))
             save(given.out, record)
             say(name, text, words)
 

@@ -67,14 +67,16 @@ def structures(record: Row) -> str:
 def price(record: Row) -> str:
     """Seconds of predictions and explanations."""
     head = "network | n | predictions | structure | fit s | predict s | first explain s | explain s | explain / predict"
+    head += " | naming five s | same verdicts"
     lines = []
     for row in record["rows"]:
         start = [row["network"], f"{row['n']:,}", f"{row['test']:,}", f"`{row['structure']}`"]
         if "failed" in row:
-            lines.append([*start, row["failed"], "", "", "", ""])
+            lines.append([*start, row["failed"], *[""] * 6])
             continue
         keys = ("fit_s", "predict_s", "first_explain_s", "explain_s")
-        lines.append([*start, *(f"{row[key]:.2f}" for key in keys), f"**{row['explain_over_predict']:.1f}**"])
+        times, same = f"**{row['explain_over_predict']:.1f}**", f"{100 * row['same_verdicts']:.1f} %"
+        lines.append([*start, *(f"{row[key]:.2f}" for key in keys), times, f"{row['naming_five_s']:.2f}", same])
     return f"{made(record)}\n\n{table(head, lines)}"
 
 

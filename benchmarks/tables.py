@@ -338,6 +338,16 @@ def table_intervals(record: dict[str, Any]) -> str:
     )
 
 
+def beside(record: dict[str, Any]) -> str:
+    """Seconds of two versions, in turn."""
+    rows = []
+    for row in record["rows"]:
+        pairs = [f"{row[what][key]:.3g}" for what in ("reference", "fit", "predict") for key in ("before", "now")]
+        rows.append([row["model"], f"{row['n']:,}", len(row["rounds"]), *pairs])
+    head = "model | n | rounds | forward + backward s, before | now | fit s, before | now | predict s, before | now"
+    return f"{made(record)} Before: commit {record['before']}.\n\n{table(head, rows)}"
+
+
 def share(found: list[dict[str, Any]], key: str) -> float:
     """Of the rows of several parts."""
     return float(sum(one[key] for one in found) / count(found))
@@ -351,6 +361,7 @@ def count(found: list[dict[str, Any]]) -> int:
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "quality": quality,
     "cost": cost,
+    "cost_beside": beside,
     "gpu_cifar": cifar,
     "gpu_tf32": cifar,
     "scaling": growth,

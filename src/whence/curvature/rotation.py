@@ -108,8 +108,8 @@ def fused_kernels(values: Tensor) -> Any:
 @functools.cache
 def _kernels_on(device: torch.device) -> Any:
     try:
-        from whence.curvature import fused
-    except ImportError:  # no Triton
+        from whence.curvature import fused  # Triton comes with torch for GPUs alone
+    except ImportError:
         return None
     return fused if fused.available(device) else None
 
