@@ -20,7 +20,7 @@ from whence.display import Table, count
 from whence.errors import InputError, ShapeError
 from whence.influence import Attribution, Calibration, Explanation, WhatIf
 from whence.influence.attribution import Positions, attribute, attribute_loss, attribute_positions
-from whence.influence.explanation import explain
+from whence.influence.explanation import explain, weighs_examples
 from whence.influence.fitted import (
     Fitted,
     check_count,
@@ -248,9 +248,10 @@ class Tracer(Fitted):
         Args:
             x: as for `predict`.
             level: one minus the share of ordinary predictions that may be called noisy, or scarce, by chance.
-            top: how many training examples to name for each prediction, which takes a product with all of them. With 0
-                the price does not grow with their number. Gradients are then compared along fewer directions, and
-                `noise_p` has the `effective` of an ordinary example: about 1 % of verdicts differ.
+            top: how many training examples to name for each prediction, which takes a product with all of them. With 0,
+                from 5,000 of them on, the price does not grow with their number. Gradients are then compared along
+                fewer directions, and `noise_p` has the `effective` of an ordinary example: 1 % to 3 % of verdicts
+                differ.
             examples: (m,) the number of the training example that each input is, -1 for an input that is none. Its own
                 label is then left out of the noise around it.
 
@@ -265,7 +266,8 @@ class Tracer(Fitted):
         check_level(level)
         check_count(top, "top", least=0)
         check_ungrouped(self)
-        calibration, seen = self._calibration if top else self._quick_calibration, 0
+        each = weighs_examples(top, self.problem.n)
+        calibration, seen = self._calibration if each else self._quick_calibration, 0
         own = None if examples is None else torch.as_tensor(examples, device=self.problem.device)
         if own is not None and not bool(((own >= -1) & (own < self.problem.n)).all()):
             raise InputError(f"expected numbers of training examples, -1 to {self.problem.n - 1}, in `examples`.")
@@ -290,7 +292,7 @@ class Tracer(Fitted):
 
     @cached_property
     def _quick_calibration(self) -> Calibration:
-        """The same where no training examples are named."""
+        """The same where none of many training examples are named."""
         with using_model(self):
             return Calibration.of(self, quick=True)
 

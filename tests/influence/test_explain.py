@@ -514,6 +514,7 @@ def classifier_with_wrong_labels(generator: torch.Generator) -> tuple[whence.Tra
 
 def test_leading_directions_stand_for_all(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     tracer, points = classifier_with_wrong_labels(generator)
+    monkeypatch.setattr("whence.influence.explanation.FEW_EXAMPLES", 599)
     monkeypatch.setattr("whence.influence.neighbours.LEADING", 10_000)
     everything = tracer.explain(points, top=0)
     for most, close in ((300, 0.02), (100, 0.1)):
@@ -529,6 +530,7 @@ def test_leading_directions_stand_for_all(generator: torch.Generator, monkeypatc
 
 def test_noise_is_the_same_without_naming_examples(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whence.influence.neighbours.LEADING", 10_000)
+    monkeypatch.setattr("whence.influence.explanation.FEW_EXAMPLES", 599)
     tracer, points = classifier_with_wrong_labels(generator)
     own = torch.full((len(points),), -1)
     own[:50] = torch.arange(50)
@@ -549,3 +551,11 @@ def test_regressions_too_can_do_without_names(generator: torch.Generator) -> Non
     tracer = fit(networks.linear([[0.0] * 12]), [(features, y)], ridge=0.1, recenter=True)
     named, unnamed = (tracer.explain(features[:50], top=top) for top in (3, 0))
     torch.testing.assert_close(unnamed.noise, named.noise, rtol=1e-9, atol=0.0)
+
+
+def test_verdicts_of_few_examples_do_not_depend_on_naming_them(generator: torch.Generator) -> None:
+    tracer, points = classifier_with_wrong_labels(generator)
+    named, unnamed = (tracer.explain(points, top=top) for top in (5, 0))
+    assert unnamed.verdicts == named.verdicts
+    assert torch.equal(unnamed.noise_p, named.noise_p)
+    assert unnamed.near.shape == unnamed.check.shape == (len(points), 0)

@@ -35,6 +35,9 @@ DOTS = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
 CALIBRATION_EXAMPLES = 2000
 """Training examples, evenly spaced, whose surroundings are compared with their own labels."""
 
+FEW_EXAMPLES = 5000
+"""Training examples up to which each is weighed for every prediction, named or not: verdicts are then the same."""
+
 NOISIER, NOISIER_TARGETS = 2.0, 1.5
 """Labels, and targets of a regression, are called noisy where their squared leave-one-out error is this many times the
 average of the data set. Half of all targets may be noisy: then they have at most twice the average."""
@@ -96,8 +99,8 @@ class Explanation(Shown):
         ratio: (m,) HeC3 / Ho.
         ho: (m,) trace of Ho.
         hec3: (m,) trace of HeC3.
-        effective: (m,) effective number of training examples that `noise` is an average of; where none are named
-            (`top=0`) the median of training examples, for all.
+        effective: (m,) effective number of training examples that `noise` is an average of; where none of more than
+            5,000 are named (`top=0`) the median of training examples, for all.
         check: (m, t) training examples that add most to `noise`: labels to check first.
         near: (m, t) training examples that the prediction leans on most.
         source: (m,) which way the doubt leans: above zero to noise, below to scarcity. How far the noise is above its
@@ -307,15 +310,20 @@ def explain(
     return join_batches(found)
 
 
+def weighs_examples(top: int, n: int) -> bool:
+    """Whether each of n training examples is weighed for every prediction: to name some, or because they are few."""
+    return top > 0 or n <= FEW_EXAMPLES
+
+
 def _surroundings(
     calibration: Calibration, whitened: Tensor, top: int, examples: Tensor | None
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor, Tensor]]:
     """Yield (which predictions, average square around each, effective numbers, examples to check, nearest examples).
 
-    Without examples to name (`top` is zero) averages are quotients of two quadratic forms, whatever the number of
-    training examples, and effective numbers are the same for all.
+    Without examples to name (`top` is zero) and with many of them, averages are quotients of two quadratic forms,
+    whatever the number of training examples, and effective numbers are the same for all.
     """
-    if not top:
+    if not weighs_examples(top, len(calibration.squares)):
         local = calibration.average_around(whitened, examples)
         none = torch.empty(len(local), 0, dtype=torch.long, device=local.device)
         yield slice(0, len(local)), local, torch.full_like(local, calibration.effective), none, none
@@ -327,7 +335,7 @@ def _surroundings(
             weights[some, examples[which][some]] = 0.0
         heard = weights * calibration.supported
         shares = heard * divide(heard.new_ones(()), heard.sum(1, keepdim=True), 0.0)
-        check, near = largest(weights * calibration.squares, few)[1], largest(weights, few)[1]
+        check, near = (largest(some, few)[1] for some in (weights * calibration.squares, weights))
         yield which, shares @ calibration.squares, effective_number(shares, 1.0), check, near
 
 
