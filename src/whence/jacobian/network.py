@@ -290,8 +290,8 @@ def as_outputs(outputs: Any, n: int, where: str) -> Tensor:
 def in_half(network: Network, few: Inputs | None = None) -> Callable[[Inputs], Tensor]:
     """The network with products in half precision: float16, which has the digits of TF32, where bfloat16 has fewer.
 
-    A convolutional network gets its images with channels last in memory, which halves the time of a GPU's backward
-    passes, if it accepts these few inputs so: a `view` in its forward may not.
+    On a GPU a convolutional network gets its images with channels last in memory, which halves the time of backward
+    passes, if it accepts these few inputs so: a `view` in its forward may not. On a CPU torch 2.13 may crash with it.
 
     Examples:
         >>> in_half(Network(nn.Linear(2, 3)))(torch.ones(5, 2)).dtype
@@ -305,7 +305,8 @@ def in_half(network: Network, few: Inputs | None = None) -> Callable[[Inputs], T
     def channels_last(inputs: Inputs) -> Tensor:
         return call(tree_map(_channels_last, inputs))
 
-    if few is None or not any(isinstance(module, nn.Conv2d) for module in network.model.modules()):
+    convolutional = any(isinstance(module, nn.Conv2d) for module in network.model.modules())
+    if few is None or network.device.type != "cuda" or not convolutional:
         return call
     try:
         with torch.no_grad():

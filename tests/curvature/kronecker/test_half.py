@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import whence
 from whence.curvature import accumulate, kronecker, rotation
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian import gradients
-from whence.jacobian.capture import Capture
 from whence.jacobian.gradients import product
 from whence.jacobian.network import Network, in_half
 from whence.jacobian.rules import linear
@@ -274,39 +275,50 @@ class Viewing(nn.Module):
         return self.head(found.view(len(found), -1))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_convolutional_network_gets_channels_last_if_it_takes_them(network: nn.Module) -> None:
-    x, _ = images(6, 1)
-    viewing = Viewing(network[:-2], network[-1])
-    for model in (network, viewing, nn.Sequential(nn.Flatten(), nn.Linear(72, 2))):
+    net, (x, _) = deepcopy(network).cuda(), images(6, 1)
+    viewing = Viewing(net[:-2], net[-1])
+    for model in (net, viewing, nn.Sequential(nn.Flatten(), nn.Linear(72, 2)).cuda()):
         seen: list[Tensor] = []
         handle = model.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
-        call = in_half(Network(model), x)
+        call = in_half(Network(model), x.cuda())
         seen.clear()
-        found = call(x)
+        found = call(x.cuda())
         handle.remove()
-        assert seen[0].is_contiguous(memory_format=torch.channels_last) == (model is network)
-        assert torch.allclose(found.float(), model(x), atol=2e-2)
+        assert seen[0].is_contiguous(memory_format=torch.channels_last) == (model is net)
+        assert torch.allclose(found.float(), model(x.cuda()), atol=2e-2)
 
 
-@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"dilation": 2}, {"groups": 2}, {"padding": 2, "stride": 3}])
-@pytest.mark.parametrize("batched", [False, True])
-def test_a_backward_pass_with_channels_last_is_that_of_torch(options: dict[str, int], batched: bool) -> None:
+GEOMETRIES: list[dict[str, Any]] = [{}, {"stride": 2}, {"dilation": 2}, {"groups": 2}, {"padding": 2, "stride": 3}]
+
+
+@pytest.mark.parametrize("options", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_a_backward_pass_with_channels_last_is_that_of_torch(options: dict[str, int], vectorized: bool) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Conv2d(4, 6, 3, **options), nn.GELU(), nn.Flatten())
-    x = torch.randn(5, 3, 11, 10)
-    net.append(nn.Linear(net(x).shape[1], 3))
-    parameters, cotangents = dict(net.named_parameters()), torch.randn(2, 5, 3)
-    wanted = Capture(net, parameters, example_inputs=x).run(x).tangents(cotangents)
-    lowered = (in_half(Network(net), x), torch.float16)
-    captured = Capture(net, parameters, example_inputs=x, lowered=lowered).run(x)
-    found = captured.tangents(cotangents, batched=batched)
-    assert not rotation.is_transposed_in_memory(found[0].grads())  # type: ignore[union-attr]
-    for one, other in zip(found, wanted, strict=True):
-        gap = (one.materialize().float() - other.materialize()).norm() / other.materialize().norm()
-        assert float(gap) < 5e-3
-    grads = torch.autograd.grad(captured.graph.sum(), list(parameters.values()))  # type: ignore[union-attr]
-    for grad, plain in zip(grads, torch.autograd.grad(net(x).sum(), list(parameters.values())), strict=True):
-        assert torch.allclose(grad, plain, atol=2e-2 * float(plain.abs().max()))
+    weight = torch.randn(6, 4 // options.get("groups", 1), 3, 3)
+    x = torch.randn(5, 4, 11, 10).half().contiguous(memory_format=torch.channels_last).requires_grad_()
+    plain = x.detach().float().contiguous().requires_grad_()
+    out = functional.conv2d(plain, weight, **options)
+    given = {name: (options.get(name, default),) * 2 for name, default in (("stride", 1), ("dilation", 1))}
+    windows = linear.Windows(
+        (3, 3), padding=((options.get("padding", 0),) * 2,) * 2, groups=options.get("groups", 1), **given
+    )
+    assert linear.BackwardChannelsLast.serves(x, windows)
+    same = linear.BackwardChannelsLast.apply(out.detach().half(), x, weight, windows)  # type: ignore[no-untyped-call]
+    assert torch.equal(same, out.half())
+    cotangents = torch.randn(3, *out.shape).half()
+
+    def pulled(cotangent: Tensor) -> Tensor:
+        return torch.autograd.grad(same, x, cotangent, retain_graph=True)[0]
+
+    found = torch.func.vmap(pulled)(cotangents) if vectorized else torch.stack([pulled(one) for one in cotangents])
+    for one, cotangent in zip(found, cotangents, strict=True):
+        (wanted,) = torch.autograd.grad(out, plain, cotangent.float(), retain_graph=True)
+        assert torch.allclose(one.float(), wanted, atol=2e-3 * float(wanted.abs().max()))
+        assert one.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_sums_over_positions_with_channels_last() -> None:
