@@ -144,7 +144,22 @@ def attribution(record: Row) -> str:
     return f"{made(record)}\n\n{table(head, lines)}"
 
 
+def by_heart(record: Row) -> str:
+    """How often and how far two orders of suspects are ahead of the loss of the same network."""
+    ways, lines = ("without the example", "suspect rank"), []
+    for case, structure in dict.fromkeys((row["case"], row["structure"]) for row in record["rows"]):
+        rows = [row for row in record["rows"] if (row["case"], row["structure"]) == (case, structure)]
+        cells = [case, f"`{structure}`", len(rows)]
+        for way in ways:
+            gaps = [row[way] - row["loss"] for row in rows]
+            cells += [sum(gap < 0 for gap in gaps), f"{min(gaps):+.4f}", f"{mean(gaps):+.4f}", f"{max(gaps):+.4f}"]
+        lines.append(cells)
+    head = "data | structure | fits | " + " | ".join(f"{way}: below the loss | worst | mean | best" for way in ways)
+    return f"{made(record)}\n\n{table(head, lines)}"
+
+
 TABLES: dict[str, Callable[[Row], str]] = {
+    "by_heart": by_heart,
     "label_errors": label_errors,
     "verdicts": verdicts,
     "attribution": attribution,

@@ -413,8 +413,9 @@ class Tracer(Fitted):
         Columns: `leverage` (trace of the hat block), `residual` and `loo_residual` (norms), `cook` (Cook's distance
         u^T Q u / (dof s^2): how far the fit moves without the example), `suspicion` (how little the label fits what the
         others say: size of the studentized residual, (e^T u / s^2)^1/2, for squared error, and 1 - p of the
-        label at the prediction without the example for classes) and `suspect_rank` (1 for the label to doubt first).
-        Rows are in the order of the training data; `.sort_values("suspect_rank")` puts the most doubtful label first.
+        label at the prediction without the example for classes) and `suspect_rank` (1 for the label to doubt first:
+        by `suspicion`, or, for classes that the network has not learned by heart, by its own loss). Rows are in the
+        order of the training data; `.sort_values("suspect_rank")` puts the most doubtful label first.
 
         `label` is the label itself, and `suggested` what the fit without the example predicts in its place: the most
         probable class with its `suggested_probability`, or a number with the standard deviation `suggested_std` of an

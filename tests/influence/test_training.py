@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import statsmodels.api as sm
@@ -109,6 +111,12 @@ def test_groups_have_no_single_examples() -> None:
             ask()
 
 
+@pytest.fixture
+def learned_by_heart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels are judged by the fit without them, however much a network has learned them."""
+    monkeypatch.setattr("whence.influence.training.LEARNED", -math.inf)
+
+
 CLASSES = {"categorical": 3, "bernoulli": 2}
 
 
@@ -125,6 +133,7 @@ def hessian(likelihood: str, p: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("likelihood", CLASSES)
+@pytest.mark.usefixtures("learned_by_heart")
 def test_suspicion_of_classes_is_the_residual_where_the_others_would_predict(
     likelihood: str, weighted: bool, generator: torch.Generator
 ) -> None:
@@ -148,6 +157,7 @@ def test_suspicion_of_classes_is_the_residual_where_the_others_would_predict(
         np.testing.assert_allclose(table.suspicion[i], wanted, rtol=1e-8)
 
 
+@pytest.mark.usefixtures("learned_by_heart")
 def test_suspicion_where_outputs_share_most_of_their_gradients(generator: torch.Generator) -> None:
     """Outputs v w^T x with nearly the same v for all classes: diagonals of Q L above one, though no leverage is."""
     x = torch.randn(12, 3, generator=generator, dtype=torch.float64)
@@ -210,6 +220,7 @@ def test_suspicion_of_weighted_least_squares_is_that_of_statsmodels(generator: t
 
 
 @pytest.mark.parametrize("likelihood", ["categorical", "bernoulli"])
+@pytest.mark.usefixtures("learned_by_heart")
 def test_suspicion_of_a_recentered_fit_is_the_residual_at_the_prediction_without_the_example(
     likelihood: str, generator: torch.Generator
 ) -> None:
@@ -275,6 +286,7 @@ def test_a_suggested_number_is_the_prediction_of_a_refit_without_the_example(
 
 
 @pytest.mark.parametrize("likelihood", [whence.Categorical(weight=[1.0, 2.0, 0.5]), whence.Bernoulli(pos_weight=3.0)])
+@pytest.mark.usefixtures("learned_by_heart")
 def test_suggested_classes_are_the_most_probable_ones_without_the_example(
     likelihood: whence.Likelihood, generator: torch.Generator
 ) -> None:
@@ -316,6 +328,7 @@ def test_several_numbers_have_a_column_each(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("structure", ["exact", "core"])
+@pytest.mark.usefixtures("learned_by_heart")
 def test_suspicion_over_copies_is_the_mean_of_the_probabilities_for_them(
     structure: str, generator: torch.Generator
 ) -> None:
@@ -349,3 +362,29 @@ def test_copies_that_cannot_be_used_are_refused(generator: torch.Generator) -> N
         classes.suggest(3, augment=lambda inputs: inputs[1:])
     with pytest.raises(whence.InputError, match="Leave out pool or augment"):
         classes.suggest(3, pool=x, augment=lambda inputs: inputs)
+
+
+@pytest.mark.parametrize("epochs", [3, 400])
+def test_labels_are_judged_without_themselves_where_they_were_learned_by_heart(
+    epochs: int, generator: torch.Generator
+) -> None:
+    x = torch.randn(60, 8, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (60,), generator=generator)  # nothing to learn but by heart
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 60), torch.nn.Tanh(), torch.nn.Linear(60, 3)).double()
+    optimizer = torch.optim.Adam(net.parameters(), 0.02)
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    tracer = fit(net, [(x, y)], likelihood="categorical", ridge=0.05)
+    without, own = (
+        1 - (tracer.problem.outputs + moved).softmax(1)[torch.arange(60), y] for moved in (change_without(tracer), 0.0)
+    )
+    table = tracer.training_frame()
+    np.testing.assert_allclose(table.suspicion, without.numpy(), rtol=1e-9, atol=1e-12)
+    wanted = (without if epochs == 400 else own).argsort(descending=True).numpy()
+    np.testing.assert_array_equal(table.sort_values("suspect_rank").index, wanted)
+    found = tracer.suggest(60, augment=lambda inputs: inputs, copies=2)
+    np.testing.assert_array_equal(found.index.numpy(), wanted)
+    np.testing.assert_allclose(found.score.numpy(), without[found.index].numpy(), rtol=1e-9, atol=1e-12)

@@ -62,9 +62,9 @@ def _own_change(fitted: Fitted) -> Tensor:
 class Suspicion:
     """How little each label fits what the other examples say."""
 
-    score: Tensor  # (n,) the size of the doubt
-    # (n,) the examples, the most doubtful label first. It orders labels too whose scores round to the same number;
-    # examples without a score come last
+    score: Tensor  # (n,) the size of the doubt, in the fit without the example
+    # (n,) the examples, the most doubtful label first: by their scores, or, of classes, by the network's own doubt. It
+    # orders labels too whose scores round to the same number; examples without a score come last
     order: Tensor
 
 
@@ -78,8 +78,9 @@ def label_suspicion(fitted: Fitted) -> Suspicion:
 
     For other losses the largest entry of the residual at the prediction without the example, f - q e with its
     leave-one-out leverage q: for classes 1 - p of the label there. It is bounded, where u, to first order, is not.
-    Examples are ordered by its logarithm, and by log-odds where that is zero: a label that the network is certain of
-    has a 1 - p below the smallest float. For sketched fits, which do not know single outputs, its norm is taken.
+    Examples are ordered by its logarithm, there or at the network's own prediction (`judged_change`), and by log-odds
+    where that is zero: a label that the network is certain of has a 1 - p below the smallest float. For sketched fits,
+    which do not know single outputs, its norm is taken.
     """
     problem = fitted.problem
     if problem.sketch is not None:
@@ -87,8 +88,8 @@ def label_suspicion(fitted: Fitted) -> Suspicion:
         return Suspicion(norms, largest_first(norms))
     squared_error = problem.likelihood.squared_error  # roots may be sample weights
     if problem.hessian_roots is not None and not squared_error:
-        logs, ties = problem.log_residuals_after(change_without(fitted))
-        return Suspicion(logs.exp(), largest_first(logs, ties))
+        score = problem.log_residuals_after(change_without(fitted))[0].exp()
+        return Suspicion(score, largest_first(*problem.log_residuals_after(judged_change(fitted))))
     scale = fitted.noise_scale**0.5
     product = (fitted.residuals / scale * (fitted.adjusted.hec3 / scale)).sum(1).clamp_min(0.0)
     score = product.sqrt() if scale > 0 else torch.zeros_like(product)
@@ -113,16 +114,18 @@ def suspicion_over_copies(fitted: Fitted, augment: Callable[[Any], Any], copies:
             f"augment averages the probabilities of labels: expected classes and all outputs, got {kind}. "
             "Leave augment out."
         )
-    change, logs, ties = change_without(fitted), [], []
+    changes = change_without(fitted), judged_change(fitted)
+    logs, judged, ties = list[Tensor](), list[Tensor](), list[Tensor]()
     with using_model(fitted), torch.no_grad():
         for _ in range(copies):
             outputs = torch.cat([_of_copies(fitted, batch, augment) for batch in problem.batches.plain("copies")])
             moved = outputs.reshape(problem.outputs.shape).to(problem.dtype) - problem.outputs
-            of_copy = problem.log_residuals_after(change + moved)
-            logs.append(of_copy[0])
-            ties.append(of_copy[1])
-    together = torch.stack(logs).logsumexp(0) - math.log(copies)
-    return Suspicion(together.exp(), largest_first(together, torch.stack(ties).mean(0)))
+            without, own = (problem.log_residuals_after(change + moved) for change in changes)
+            logs.append(without[0])
+            judged.append(own[0])
+            ties.append(own[1])
+    score, order = (torch.stack(some).logsumexp(0) - math.log(copies) for some in (logs, judged))
+    return Suspicion(score.exp(), largest_first(order, torch.stack(ties).mean(0)))
 
 
 def _of_copies(fitted: Fitted, batch: Batch, augment: Callable[[Any], Any]) -> Tensor:
@@ -139,6 +142,26 @@ def change_without(fitted: Fitted) -> Tensor:
     """(n, k) from the network's outputs to each example's prediction in the fit without it."""
     change = -(leave_one_out_leverage(fitted) @ fitted.weighted_residuals.unsqueeze(2)).squeeze(2)
     return fitted.step.change + change if fitted.loo.recenter else change
+
+
+LEARNED = 0.5
+"""Share of the doubt about its labels that a network has lost by learning them, from which on it has learned them by
+heart."""
+
+
+def judged_change(fitted: Fitted) -> Tensor:
+    """(n, k) from the network's outputs to the predictions by which labels are put in order.
+
+    A network that has learned labels by heart is sure of wrong ones too: then they are judged by the fit without each
+    example. It has if the mean of 1 - p of all labels is less than half of what it is without them. Else, for classes,
+    the network judges itself: what leverages add is mostly noise then, and finds fewer of the wrong labels.
+    """
+    problem, change = fitted.problem, change_without(fitted)
+    if not problem.likelihood.has_classes or not bool(fitted.counted.any()):
+        return change
+    own = fitted.step.change if fitted.loo.recenter else torch.zeros_like(change)
+    doubts = [float(problem.log_residuals_after(one)[0][fitted.counted].exp().mean()) for one in (own, change)]
+    return change if doubts[0] <= (1.0 - LEARNED) * doubts[1] else own
 
 
 def residuals_without(fitted: Fitted) -> Tensor:
