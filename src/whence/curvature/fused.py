@@ -94,10 +94,14 @@ def squares(rows: Tensor, weights: Tensor) -> Tensor:
 
 @functools.cache
 def available(device: torch.device) -> bool:
-    """Whether the kernels run on this GPU: Triton wants a C compiler, and a GPU that it knows."""
+    """Whether the kernels run on this GPU, and rightly: Triton wants a C compiler, and a GPU that it knows."""
     try:
-        values = torch.ones(3, 2, 48, dtype=torch.bfloat16, device=device)
-        return bool((grams(values, torch.ones(48, device=device)) == 48.0).all())
+        values = (torch.arange(288, device=device) % 7).reshape(3, 2, 48).bfloat16()
+        weights = (torch.arange(48, device=device) % 3).bfloat16()
+        wide, wide_weights = values.double(), weights.double()
+        wanted = torch.einsum("ncp,p,ndp->ncd", wide, wide_weights.square(), wide), wide.square() @ wide_weights
+        found = grams(values, weights.float()), squares(values.flatten(0, 1), weights.unsqueeze(0)).reshape(3, 2)
+        return all(bool((one == other).all()) for one, other in zip(found, wanted, strict=True))
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception:  # whatever a compiler may say; torch alone takes longer
