@@ -491,8 +491,9 @@ def _framed(problem: Problem, tracer: whence.Tracer, truth: Truth, terms: dict[s
     if _rows(truth):
         yield "suspicion", frame["suspicion"], fitted.suspicion, close * 10
         first = tracer.suggest(3)
-        wanted = np.sort(-np.asarray(frame["suspicion"]))[:3]
-        yield "labels to check first", np.asarray(frame["suspicion"])[first.index.numpy()], -wanted, 1e-12
+        own = fitted.doubt is not fitted.suspicion
+        doubt = fitted.doubt if own else np.asarray(frame["suspicion"])
+        yield "labels to check first", doubt[first.index.numpy()], -np.sort(-doubt)[:3], close * 10 if own else 1e-12
         yield from _pooled(problem, tracer, truth)
 
 

@@ -618,9 +618,25 @@ class Dense:
         """(n,) the studentized residual, or the largest residual at the prediction without the example."""
         if self.loss.kind == "gaussian":
             return np.sqrt((self.unweighted(self.residuals) * self.u).sum(1).clip(0) / self.noise[1])
-        outputs = self.f + self.J @ self.step if self.recenter else self.f
-        moved = (outputs - self.left_q()).reshape(-1, self.w)
-        after = self.loss.terms(moved, self.targets)[0].reshape(self.n, self.k)
+        return self._largest_residual(self._own_outputs - self.left_q())
+
+    @cached_property
+    def doubt(self) -> Array:
+        """(n,) by which labels are put in order: the suspicion, or that of the network itself, of classes.
+
+        The latter unless labels were learned by heart, so that less than half of the suspicion is left of it.
+        """
+        if self.loss.kind not in ("categorical", "bernoulli"):
+            return self.suspicion
+        own, counted = self._largest_residual(self._own_outputs), self.units.max(1) > 0
+        return self.suspicion if own[counted].mean() <= 0.5 * self.suspicion[counted].mean() else own
+
+    @property
+    def _own_outputs(self) -> Array:
+        return self.f + self.J @ self.step if self.recenter else self.f
+
+    def _largest_residual(self, outputs: Array) -> Array:
+        after = self.loss.terms(outputs.reshape(-1, self.w), self.targets)[0].reshape(self.n, self.k)
         return abs(np.where(np.repeat(self.units, self.w, 1) > 0, after, 0.0)).max(1)
 
     def left_q(self) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mpmath
@@ -75,7 +76,10 @@ def exact_doubts(outputs: Any, x: Any, labels: list[int], ridge: float, weights:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("weights", [None, [1.0, 2.5, 0.25]], ids=["plain", "class weights"])
 @pytest.mark.parametrize("gap", GAPS)
-def test_suspicion_and_its_order_hold_at_any_gap(gap: float, weights: list[float] | None, dtype: torch.dtype) -> None:
+def test_suspicion_and_its_order_hold_at_any_gap(
+    gap: float, weights: list[float] | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whence.influence.training.LEARNED", -math.inf)  # suspects in the order of their suspicion
     model, x, labels = problem(gap, dtype)
     likelihood = whence.Categorical(weight=weights)
     tracer = whence.fit(model, [(x, labels)], likelihood=likelihood, structure="exact", ridge=0.5, progress=False)
