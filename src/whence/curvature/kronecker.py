@@ -725,10 +725,8 @@ def fit_spectrum(
         sums = SampledSpectrumSums(gradients, bases, noise, mixtures, every)
         if sums.count < problem.k:
             found = gradients.accumulate(sums).spectrum()
-            plural, used = "s" * (mixtures > 1), f"each of {int(sums.seen)}"
-            notes.append(
-                f"eigenvalues come from {mixtures} random mixture{plural} of the outputs of {used} training examples"
-            )
+            what = f"{mixtures} random mixture{'s' * (mixtures > 1)} of the outputs of each of {int(sums.seen)}"
+            notes.append(f"eigenvalues come from {what} training examples")
             return found if noise is None else replace(found, score=gradients.accumulate(Score(gradients)).sums)
     return gradients.accumulate(SpectrumSums(gradients, bases, noise, every)).spectrum()
 

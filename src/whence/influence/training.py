@@ -88,8 +88,9 @@ def label_suspicion(fitted: Fitted) -> Suspicion:
         return Suspicion(norms, largest_first(norms))
     squared_error = problem.likelihood.squared_error  # roots may be sample weights
     if problem.hessian_roots is not None and not squared_error:
-        score = problem.log_residuals_after(change_without(fitted))[0].exp()
-        return Suspicion(score, largest_first(*problem.log_residuals_after(judged_change(fitted))))
+        change = change_without(fitted)
+        score = problem.log_residuals_after(change)[0].exp()
+        return Suspicion(score, largest_first(*problem.log_residuals_after(judged_change(fitted, change))))
     scale = fitted.noise_scale**0.5
     product = (fitted.residuals / scale * (fitted.adjusted.hec3 / scale)).sum(1).clamp_min(0.0)
     score = product.sqrt() if scale > 0 else torch.zeros_like(product)
@@ -114,7 +115,8 @@ def suspicion_over_copies(fitted: Fitted, augment: Callable[[Any], Any], copies:
             f"augment averages the probabilities of labels: expected classes and all outputs, got {kind}. "
             "Leave augment out."
         )
-    changes = change_without(fitted), judged_change(fitted)
+    change = change_without(fitted)
+    changes = change, judged_change(fitted, change)
     logs, judged, ties = list[Tensor](), list[Tensor](), list[Tensor]()
     with using_model(fitted), torch.no_grad():
         for _ in range(copies):
@@ -149,14 +151,14 @@ LEARNED = 0.5
 heart."""
 
 
-def judged_change(fitted: Fitted) -> Tensor:
-    """(n, k) from the network's outputs to the predictions by which labels are put in order.
+def judged_change(fitted: Fitted, change: Tensor) -> Tensor:
+    """(n, k) from the network's outputs to the predictions by which labels are put in order: `change_without`, or none.
 
     A network that has learned labels by heart is sure of wrong ones too: then they are judged by the fit without each
     example. It has if the mean of 1 - p of all labels is less than half of what it is without them. Else, for classes,
     the network judges itself: what leverages add is mostly noise then, and finds fewer of the wrong labels.
     """
-    problem, change = fitted.problem, change_without(fitted)
+    problem = fitted.problem
     if not problem.likelihood.has_classes or not bool(fitted.counted.any()):
         return change
     own = fitted.step.change if fitted.loo.recenter else torch.zeros_like(change)
