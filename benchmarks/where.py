@@ -61,6 +61,7 @@ KERNELS = {
         "mul",
         "sum",
         "square",
+        "gram_kernel",
         "sqrt",
         "threshold",
         "relu",
