@@ -42,7 +42,7 @@ GUESTS = {
     "whence.integrations.lightning": "lightning",
     "whence.integrations.transformers": "transformers",
     "whence.integrations.skorch": "skorch",
-    "whence.curvature.fused": "triton",
+    "whence.jacobian.fused": "triton",
 }
 
 PUBLIC_MODULES = {"whence.plots", "whence.report", "whence.cli", "whence.sklearn"}  # beside the names in whence.__all__

@@ -366,7 +366,7 @@ class LayerGradients:
             else:
                 parts = tangent.parts if isinstance(tangent, Dense) else (tangent.grads,)
                 gradients += sum(part.numel() for part in parts) / n
-        each = 2.0 if self.problem.half else 4.0
+        each = 2.0 if self.problem.gradients_are_half and self.problem.device.type == "cuda" else 4.0
         return each * activations, each * gradients, workspace
 
     def require_factors(self) -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from whence.jacobian.gradients import (
     Tangent,
     Whole,
     cotangents_first,
+    fused_kernels,
     is_transposed_in_memory,
     multiply_into,
     product,
@@ -44,13 +45,16 @@ ALIGNED = 8  # a GPU's tensor units take rows of multiples of so many numbers: o
 
 def mix(g: Tensor, weights: Tensor) -> Tensor:
     """Gradients (n, c, ...) combined by weights (n, c, q): (n, q, ...)."""
+    transposed = is_transposed_in_memory(g)
+    lying = g.transpose(-1, -2) if transposed else g
+    count, kernels = weights.shape[2], fused_kernels(g)
+    if kernels is not None and count <= kernels.MOST_WEIGHTS and lying[0, 0].is_contiguous():
+        found: Tensor = kernels.mixtures(lying.flatten(2), weights).unflatten(2, lying.shape[2:])
+        return found.transpose(-1, -2) if transposed else found
     if g.shape[1] <= 2:  # a product of so few terms would take longer
         parts = weights.reshape(*weights.shape, *[1] * (g.dim() - 2)).unbind(1)  # (n, q, ...)
         first = g[:, :1] * parts[0]
         return first if g.shape[1] == 1 else first.addcmul_(g[:, 1:], parts[1])
-    transposed = is_transposed_in_memory(g)
-    lying = g.transpose(-1, -2) if transposed else g
-    count = weights.shape[2]
     if g.dtype in HALVES and g.is_cuda:  # whose tensor units take rows of eight
         rows = pad(weights, (0, -count % 8)).transpose(1, 2)
     else:
@@ -68,6 +72,10 @@ def inner_products(g: Tensor, moved: Tensor) -> Tensor:
     """(n, c) inner products of gradients (n, c, e, t, o) with one of each example, (n, e, t, o)."""
     if is_transposed_in_memory(g):
         g, moved = g.transpose(3, 4), moved.transpose(2, 3)
+    kernels = fused_kernels(g)
+    if kernels is not None and g.shape[1] <= MOST_COTANGENTS and g[0, 0].is_contiguous():
+        found: Tensor = kernels.inner_products(g.flatten(2), moved.flatten(1))
+        return found
     rows, column = g.flatten(2), moved.flatten(1).unsqueeze(2)
     if g.dtype == torch.bfloat16:  # a GPU takes three times as long to give single precision here
         return (rows @ column).squeeze(2).float()
@@ -81,8 +89,8 @@ def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tens
     """
     n, c, p = values.shape
     half = values.dtype == torch.bfloat16
-    kernels = fused_kernels(values) if positive and scales.shape[1] == 1 and c <= MOST_COTANGENTS else None
-    if kernels is not None:
+    kernels = fused_kernels(values) if half and values.is_contiguous() else None
+    if kernels is not None and positive and scales.shape[1] == 1 and c <= MOST_COTANGENTS:
         return torch.stack([kernels.grams(values, scale.flatten().sqrt().float()) for scale in scales])
     if (values.is_cuda or half) and positive:
         roots = (scale.sqrt().to(values.dtype) for scale in scales)
@@ -97,21 +105,6 @@ def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tens
             here = scale if len(scale) == 1 else scale[low : low + step]
             torch.bmm(part * here, part.transpose(1, 2), out=into[low : low + step])
     return found
-
-
-def fused_kernels(values: Tensor) -> Any:
-    """The module of kernels that read such gradients once, where they run; else `None`."""
-    served = values.is_cuda and values.dtype == torch.bfloat16 and values.is_contiguous()
-    return _kernels_on(values.device) if served else None
-
-
-@functools.cache
-def _kernels_on(device: torch.device) -> Any:
-    try:
-        from whence.curvature import fused  # Triton comes with torch for GPUs alone
-    except ImportError:
-        return None
-    return fused if fused.available(device) else None
 
 
 def _times_rows(values: Tensor, row: Tensor) -> Tensor:
@@ -270,8 +263,8 @@ class Full:
         """The diagonals of `grams` alone, reading the gradients once: (w, n, c)."""
         n, c, p = self.values.shape
         columns = self._padded(weights).reshape(len(weights), p).to(self.values.dtype)
-        kernels = fused_kernels(self.values)
-        if kernels is not None and len(weights) <= kernels.MOST_WEIGHTS:
+        kernels = fused_kernels(self.values) if self.values.dtype == torch.bfloat16 else None
+        if kernels is not None and len(weights) <= kernels.MOST_WEIGHTS and self.values.is_contiguous():
             found: Tensor = kernels.squares(self.values.flatten(0, 1), columns.contiguous())
             return found.reshape(-1, n, c)
         parts = self.values.reshape(n * c, p).split(n * c if columns.is_cuda else max(1, CACHE_NUMBERS // p))
@@ -531,8 +524,14 @@ def project_in_float16(factor: Factor, basis: Tensor) -> Tensor:
     It takes a GPU half the time of TF32, with as many digits; the result is in bfloat16.
     """
     values = factor.tensor()
-    size = values.abs().amax().double().clamp_min(torch.finfo(torch.bfloat16).tiny).log2().ceil().exp2()
-    return Whole((values / size).half()).project(basis).bfloat16().mul_(size)
+    largest = torch.linalg.vector_norm(values, math.inf).double()
+    size = largest.clamp_min(torch.finfo(torch.bfloat16).tiny).log2().ceil().clamp_max(127.0).exp2()
+    kernels = fused_kernels(values) if values.is_contiguous() else None
+    if kernels is None:
+        return Whole((values / size).half()).project(basis).bfloat16().mul_(size)
+    size = size.float()
+    found: Tensor = Whole(kernels.rescaled(values, 1 / size, torch.float16)).project(basis)
+    return kernels.rescaled(found.contiguous(), size, torch.bfloat16)  # type: ignore[no-any-return]
 
 
 def products_are_rounded(device: torch.device) -> bool:

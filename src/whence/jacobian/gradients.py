@@ -6,11 +6,11 @@ basis.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -44,7 +44,7 @@ class Block:
     groups: int = 1  # e, for kronecker blocks
     transposed: bool = False  # whether the weight is stored input first, for kronecker blocks
 
-    @cached_property
+    @functools.cached_property
     def numel(self) -> int:
         """Number of scalar parameters."""
         return sum(math.prod(shape) for shape in self.shapes)
@@ -59,7 +59,7 @@ class Block:
         """Whether the last column of a kronecker block's matrix is the bias."""
         return self.kind == "kronecker" and len(self.parameters) == 2
 
-    @cached_property
+    @functools.cached_property
     def matrix_shape(self) -> tuple[int, ...]:
         """(e, o, i) for kronecker, (V, d) for rows, (p,) for dense."""
         if self.kind == "dense":
@@ -191,7 +191,7 @@ class Dense:
     block: Block
     parts: tuple[Tensor, ...]  # (n, c, p), with the sizes p of the block's parameters, or one for all
 
-    @cached_property
+    @functools.cached_property
     def values(self) -> Tensor:
         """The gradients: (n, c, p)."""
         return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts, -1)
@@ -407,6 +407,20 @@ def multiply_into(left: Tensor, right: Tensor, into: Tensor) -> None:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
         torch.bmm(left.to(into.dtype), right.to(into.dtype), out=into)
+
+
+def fused_kernels(values: Tensor) -> Any:
+    """The module of kernels that read gradients in half precision once, where they run; else `None`."""
+    return _kernels_on(values.device) if values.is_cuda and values.dtype in HALVES else None
+
+
+@functools.cache
+def _kernels_on(device: torch.device) -> Any:
+    try:
+        from whence.jacobian import fused  # Triton comes with torch for GPUs alone
+    except ImportError:
+        return None
+    return fused if fused.available(device) else None
 
 
 def is_transposed_in_memory(values: Tensor) -> bool:

@@ -29,6 +29,7 @@ from whence.errors import (
     first_line,
 )
 from whence.jacobian.rules.base import bind
+from whence.jacobian.rules.channels_last import FastRelu
 from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
 from whence.jacobian.views import OutputView
 from whence.runtime.model_state import plain_kernels, without_cudnn
@@ -303,7 +304,8 @@ def in_half(network: Network, few: Inputs | None = None) -> Callable[[Inputs], T
             return network(inputs)
 
     def channels_last(inputs: Inputs) -> Tensor:
-        return call(tree_map(_channels_last, inputs))
+        with FastRelu():
+            return call(tree_map(_channels_last, inputs))
 
     convolutional = any(isinstance(module, nn.Conv2d) for module in network.model.modules())
     if few is None or network.device.type != "cuda" or not convolutional:

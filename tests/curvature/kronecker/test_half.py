@@ -18,6 +18,7 @@ from whence.jacobian import gradients
 from whence.jacobian.gradients import product
 from whence.jacobian.network import Network, in_half
 from whence.jacobian.rules import linear
+from whence.jacobian.rules.channels_last import ConvolutionBackward, FastRelu, ScaleBackward, has_channels_last
 from whence.jacobian.rules.norms import over_positions
 from whence.tracer import Tracer
 
@@ -302,12 +303,11 @@ def test_a_backward_pass_with_channels_last_is_that_of_torch(options: dict[str, 
     x = torch.randn(5, 4, 11, 10).half().contiguous(memory_format=torch.channels_last).requires_grad_()
     plain = x.detach().float().contiguous().requires_grad_()
     out = functional.conv2d(plain, weight, **options)
-    given = {name: (options.get(name, default),) * 2 for name, default in (("stride", 1), ("dilation", 1))}
-    windows = linear.Windows(
-        (3, 3), padding=((options.get("padding", 0),) * 2,) * 2, groups=options.get("groups", 1), **given
+    pairs = [(options.get(name, default),) * 2 for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    assert has_channels_last(x)
+    same = ConvolutionBackward.apply(  # type: ignore[no-untyped-call]
+        out.detach().half(), x, weight, *pairs, options.get("groups", 1)
     )
-    assert linear.BackwardChannelsLast.serves(x, windows)
-    same = linear.BackwardChannelsLast.apply(out.detach().half(), x, weight, windows)  # type: ignore[no-untyped-call]
     assert torch.equal(same, out.half())
     cotangents = torch.randn(3, *out.shape).half()
 
@@ -319,6 +319,41 @@ def test_a_backward_pass_with_channels_last_is_that_of_torch(options: dict[str, 
         (wanted,) = torch.autograd.grad(out, plain, cotangent.float(), retain_graph=True)
         assert torch.allclose(one.float(), wanted, atol=2e-3 * float(wanted.abs().max()))
         assert one.is_contiguous(memory_format=torch.channels_last)
+
+
+CUDA = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_backward_passes_of_scales_and_relus_are_those_of_torch(vectorized: bool, device: str) -> None:
+    torch.manual_seed(0)
+    draw = torch.randn(5, 6, 7, 3, device=device)
+    x = draw.half().contiguous(memory_format=torch.channels_last).requires_grad_()
+    scale = torch.randn(6, device=device).half()
+    with FastRelu():
+        relu = functional.relu(x)
+    scaled = ScaleBackward.apply(x.detach() * scale.reshape(-1, 1, 1), x, scale)  # type: ignore[no-untyped-call]
+    assert type(relu.grad_fn).__name__ == "ReluBackward"
+    assert torch.equal(relu, x.clamp_min(0.0))
+    cotangents = torch.randn(4, 5, 7, 3, 6, device=device).half().permute(0, 1, 4, 2, 3)
+    wanted = {relu: cotangents * (x > 0), scaled: cotangents * scale.reshape(-1, 1, 1)}
+    for out, expected in wanted.items():
+
+        def pulled(cotangent: Tensor, out: Tensor = out) -> Tensor:
+            return torch.autograd.grad(out, x, cotangent, retain_graph=True)[0]
+
+        found = torch.func.vmap(pulled)(cotangents) if vectorized else torch.stack([pulled(one) for one in cotangents])
+        assert torch.equal(found, expected)
+
+
+def test_relus_in_place_and_of_other_tensors_are_left_alone() -> None:
+    x = torch.randn(2, 3, 4, 5).half().contiguous(memory_format=torch.channels_last).requires_grad_()
+    with FastRelu():
+        for found in (functional.relu(x * 1.0, inplace=True), torch.relu(x.float()), torch.relu(x.detach())):
+            assert type(found.grad_fn).__name__ == "ReluBackward0" or found.grad_fn is None
 
 
 def test_sums_over_positions_with_channels_last() -> None:

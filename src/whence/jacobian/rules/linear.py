@@ -14,6 +14,7 @@ from torch.nn.grad import conv2d_weight
 
 from whence.jacobian.gradients import Factor, Kind, Layout, Whole, matched
 from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind, functions, positions
+from whence.jacobian.rules.channels_last import ConvolutionBackward, has_channels_last
 
 
 @dataclass(frozen=True)
@@ -273,42 +274,6 @@ class TransposedConvolutionUse(_WindowsUse):
         return super().dense(role, layout, grads)
 
 
-class BackwardChannelsLast(torch.autograd.Function):
-    """Gives a convolution's output as it is, and a backward pass to its input that keeps channels last in memory.
-
-    torch's own, when it is vectorised, copies the gradients to channels first and back: three times the time.
-    """
-
-    @staticmethod
-    def serves(images: Tensor, windows: Windows) -> bool:
-        """Whether images have channels last, are in half precision, and need a gradient."""
-        alike = all(before == after for before, after in windows.padding)
-        last = windows.dims == 2 and images.dim() == 4 and images.stride(1) == 1
-        return last and alike and images.dtype == torch.float16 and images.requires_grad
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, images: Tensor, weight: Tensor, windows: Windows) -> Tensor:
-        """The output."""
-        ctx.save_for_backward(weight.to(images.dtype, memory_format=torch.channels_last))
-        ctx.windows, ctx.sizes = windows, images.shape[2:]
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """A transposed convolution."""
-        (grad,), (weight,), windows = grads, ctx.saved_tensors, ctx.windows
-        padding = [before for before, _ in windows.padding]
-        least = [  # sizes of images whose windows these may be; up to a stride more is not seen by any
-            (count - 1) * stride - 2 * pad + dilation * (kernel - 1) + 1
-            for count, stride, pad, dilation, kernel in zip(
-                grad.shape[-2:], windows.stride, padding, windows.dilation, windows.kernel, strict=True
-            )
-        ]
-        more = [size - one for size, one in zip(ctx.sizes, least, strict=True)]
-        geometry = (windows.stride, padding, more, windows.groups, windows.dilation)
-        return grad, torch.conv_transpose2d(grad, weight, None, *geometry), None, None
-
-
 def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * dims if len(values) == 1 else values
@@ -329,10 +294,12 @@ def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows], 
         dilation, stride = (_tuple(given.get(name, 1), dims) for name in ("dilation", "stride"))
         padding = _padding(given.get("padding", 0), kernel, dilation)
         windows = Windows(kernel, stride, padding, dilation, given.get("groups", 1))
-        if use is ConvolutionUse and BackwardChannelsLast.serves(given["input"], windows):
+        alike = all(before == after for before, after in padding)
+        if use is ConvolutionUse and dims == 2 and alike and has_channels_last(given["input"]):
             out = function(**{**given, "input": given["input"].detach()})  # with a graph to weight and bias
-            out = BackwardChannelsLast.apply(  # type: ignore[no-untyped-call]  # torch has no annotation of `apply`
-                out, given["input"], weight.detach(), windows
+            geometry = (stride, [before for before, _ in padding], dilation, windows.groups)
+            out = ConvolutionBackward.apply(  # type: ignore[no-untyped-call]  # torch has no annotation of `apply`
+                out, given["input"], weight.detach(), *geometry
             )
         else:
             out = function(*args, **kwargs)

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whence.jacobian.gradients import Layout, promoted
+from whence.jacobian.gradients import Layout, fused_kernels, promoted
 from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind
+from whence.jacobian.rules.channels_last import ScaleBackward, has_channels_last
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,13 @@ def over_positions(grads: Tensor, z: Tensor | None) -> Tensor:
     One cotangent after the other: a GPU multiplies tensors of one shape twice as fast, and products sum faster.
     """
     rows = grads.permute(1, 0, 3, 4, 2).flatten(2, 3)  # (c, n, t, x)
+    z = None if z is None else z.permute(0, 2, 3, 1).flatten(1, 2).to(grads.dtype).contiguous()
+    kernels = fused_kernels(grads)
+    if kernels is not None and rows.is_contiguous():
+        found: Tensor = kernels.over_positions(rows, z)
+        return found
     if z is not None:
-        z, products = z.permute(0, 2, 3, 1).flatten(1, 2).to(grads.dtype).contiguous(), torch.empty_like(rows)
+        products = torch.empty_like(rows)
         for one, into in zip(rows, products, strict=True):
             torch.mul(one, z, out=into)
         rows = products
@@ -96,7 +102,12 @@ def _as_product(given: Keywords) -> Tensor:
     shape = (1, -1, *[1] * (inputs.dim() - 2))
     scale = given["weight"] * (given["running_var"] + given.get("eps", 1e-5)).rsqrt()
     shift = (0.0 if bias is None else bias) - given["running_mean"] * scale
-    return torch.addcmul(shift.to(inputs.dtype).reshape(shape), inputs, scale.to(inputs.dtype).reshape(shape))
+    scale, shift = scale.to(inputs.dtype), shift.to(inputs.dtype).reshape(shape)
+    if not has_channels_last(inputs):
+        return torch.addcmul(shift, inputs, scale.reshape(shape))
+    out = torch.addcmul(shift, inputs.detach(), scale.reshape(shape))  # with a graph to weight and bias
+    scaled: Tensor = ScaleBackward.apply(out, inputs, scale.detach())  # type: ignore[no-untyped-call]
+    return scaled
 
 
 RUNNING = ("input", "running_mean", "running_var", "weight", "bias")
