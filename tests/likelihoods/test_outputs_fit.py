@@ -250,7 +250,7 @@ def test_fits_do_not_depend_on_batches_and_padding(likelihood: str, monkeypatch:
             ways[name] = [(torch.cat(sides[:2], 1), torch.cat(sides[2:], 1))]
     for name, data in ways.items():
         if name == "chunks":
-            monkeypatch.setattr("whence.jacobian.sketches.CHUNK_BYTES", {"cpu": 1})
+            monkeypatch.setattr("whence.jacobian.sketches.CHUNK_BYTES", 1)
             monkeypatch.setattr("whence.jacobian.sketches.MIXTURE_BYTES", 1)
             monkeypatch.setitem(views.CHUNK, "cpu", 1)
         found = whence.fit(model, data, **options)

@@ -246,7 +246,8 @@ class Full:
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, c] phi^2: (q, *shape)."""
         if self.values.is_cuda or self.dtype != self.values.dtype:  # reads the gradients once, and writes no squares
-            return self._trimmed(weights @ torch.linalg.vector_norm(self.values, dim=0, dtype=self.dtype).square())
+            squares = torch.linalg.vector_norm(self.values, dim=0, dtype=self.dtype).square()  # (c, p)
+            return self._trimmed(weights @ squares if len(squares) > 1 else weights * squares)
         return self._trimmed(weights.repeat(1, len(self.values)) @ self.values.square().flatten(0, 1))
 
     def weighted_squares(self, weights: Tensor) -> Tensor:

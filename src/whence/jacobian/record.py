@@ -35,6 +35,7 @@ from whence.jacobian.gradients import (
     Whole,
 )
 from whence.jacobian.rules.base import Record, Root, Tracked
+from whence.jacobian.rules.channels_last import ConvolutionBackward, Relu, ScaleBackward
 from whence.jacobian.rules.embeddings import scatter
 from whence.jacobian.views import Columns
 from whence.runtime.model_state import plain_kernels
@@ -98,10 +99,13 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
     return Walk(used, unrecorded, may_reorder)
 
 
+OWN_FUNCTIONS: tuple[Any, ...] = (Columns, ConvolutionBackward, ScaleBackward, Relu)  # which keep rows in their places
+
+
 def _may_reorder(node: Any, n: int, last: bool) -> bool:
     """Whether a function may move one row of a batch of n examples to another; `last` if it gives the outputs."""
     if isinstance(node, BackwardCFunction):  # of a user's own autograd function, not of ours
-        return not isinstance(node, Columns._backward_cls)
+        return not isinstance(node, tuple(one._backward_cls for one in OWN_FUNCTIONS))
     kind = type(node).__name__.partition("Backward")[0]
     if kind in ALONG_AXES:
         axes = getattr(node, "_saved_dims", None) or (getattr(node, "_saved_dim", 0),)

@@ -34,7 +34,8 @@ from whence.likelihoods import Categorical, Likelihood
 ALL_OUTPUTS = 64  # up to which no sketch is used by default
 COLUMNS = 16  # of a sketch, by default, of a training set of a few thousand examples or fewer
 ALL_COLUMNS = 2**16  # of all examples, from which on fewer of each will do: curvatures of 3,500 degrees of freedom
-CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}  # of the outputs of a chunk, where labels are sampled
+CHUNK_BYTES = 256 * 2**20  # of the outputs of a chunk, where labels are sampled
+CHUNK_SHARE = 1 / 16  # of the memory of a GPU, for the same
 MIXTURE_BYTES = 96 * 2**20  # of the random signs of all outputs of a chunk, where there are such
 BLOCK = 128  # probabilities whose sums are looked through before single ones
 
@@ -114,7 +115,7 @@ class HessianSketch:
     def _chunks(self, batch: Batch, outputs: int, sampled: bool) -> Iterator[Batch]:
         """Parts of a batch whose examples have so many outputs."""
         if sampled:
-            most = CHUNK_BYTES.get(batch.targets.device.type, CHUNK_BYTES["cpu"]) // torch.float32.itemsize
+            most = _chunk_bytes(self.network.device) // torch.float32.itemsize
         else:
             most = MIXTURE_BYTES // (torch.float64.itemsize * (self.columns + 1))
         step = max(1, most // outputs)
@@ -243,6 +244,12 @@ class HessianSketch:
                 f"where they are up to {float(least[at].max()):.3g}). The weights are the same, the outputs are not: "
                 "build the model as it was then, and load where it computes in the same precision; or fit again here."
             )
+
+
+def _chunk_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return CHUNK_BYTES
+    return int(CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
 # --- Random numbers ---------------------------------------------------------------------------------------------------

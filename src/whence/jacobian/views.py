@@ -78,8 +78,8 @@ class OutputMixtures(OutputView):
 
 # --- Columns of the Hessian of cross-entropy, without an array for every position, class and column -------------------
 #
-# Probabilities are taken relative to the most probable class: with odds d_y = exp(f_y - f_top), zero for the top class,
-# and their sum s, p_y = d_y / (1 + s) and 1 - p_top = s / (1 + s), which keeps its digits however certain the top is.
+# Of the most probable class 1 - p_top is the sum of the others' probabilities, and outputs are taken relative to its
+# own: both keep their digits however certain it is.
 
 CHUNK = {"cpu": 2**20, "cuda": 2**26}  # outputs of the positions that are widened at once
 
@@ -92,8 +92,9 @@ def chunk_of_positions(outputs: Tensor) -> int:
 class Softmax(NamedTuple):
     """Probabilities of rows of outputs (m, k), in single precision at least."""
 
+    outputs: Tensor  # (m, k)
+    highest: Tensor  # (m, 1) output of the top class, in the precision of the probabilities
     top: Tensor  # (m, 1) the most probable class
-    below: Tensor  # (m, k) outputs less that of the top class
     others: Tensor  # (m, k) probabilities, zero for the top class
     rest: Tensor  # (m, 1) 1 - p_top
     largest: Tensor  # (m, 1) p_top
@@ -107,20 +108,20 @@ class Softmax(NamedTuple):
             tensor([[9.3576e-14]])
         """
         highest, top = outputs.max(1, keepdim=True)
-        below = outputs - (highest.float() if highest.dtype.itemsize < torch.float32.itemsize else highest)
-        others = below.exp()
+        wide = torch.promote_types(outputs.dtype, torch.float32)
+        others = torch.softmax(outputs, 1, dtype=wide)
+        largest = others.gather(1, top)
         others[torch.arange(len(others), device=top.device), top[:, 0]] = 0.0  # under vmap, scatter_ would be slow
-        odds = others.sum(1, keepdim=True)
-        largest = 1.0 / (1.0 + odds)
-        return cls(top, below, others.mul_(largest), odds * largest, largest)
+        return cls(outputs, highest.to(wide), top, others, others.sum(1, keepdim=True), largest)
 
     def all(self) -> Tensor:
         """(m, k) the probabilities of all classes; these take the place of `others`."""
         return self.others.scatter_(1, self.top, self.largest)
 
-    def minus_mean(self) -> Tensor:
-        """(m, 1) f_top - p . f."""
-        found: Tensor = -torch.linalg.vecdot(self.others, self.below).unsqueeze(1)
+    def less_mean(self, classes: Tensor) -> Tensor:
+        """(m, c) f_y - p . f of these classes y."""
+        below = self.outputs - self.highest
+        found: Tensor = below.gather(1, classes) - torch.linalg.vecdot(self.others, below).unsqueeze(1)
         return found
 
     def pick(self, classes: Tensor) -> Tensor:
@@ -133,8 +134,8 @@ class Softmax(NamedTuple):
         probability = torch.where(own, self.largest, self.others.gather(1, classes))
         at_top = torch.where(own, self.rest, -self.largest)
         elsewhere = torch.where(own, 0.0, probability)
-        values = self.below.gather(1, classes) + self.minus_mean()
-        squares = torch.linalg.vecdot(self.others, self.others).unsqueeze(1).expand_as(values)
+        values = self.less_mean(classes)
+        squares = torch.linalg.vector_norm(self.others, dim=1, keepdim=True).square().expand_as(values)
         return torch.stack([probability, at_top, elsewhere, values, squares]).double()
 
 
@@ -199,7 +200,7 @@ class Columns(torch.autograd.Function):
             p = Softmax.of(some)
             probability = torch.where(y == p.top, p.largest, p.others.gather(1, y))
             h = weight.to(probability.dtype) * torch.maximum(probability, floor.to(probability.dtype)).sqrt()
-            parts.append((h * (p.below.gather(1, y) + p.minus_mean()), h, p.rest, p.top))
+            parts.append((h * p.less_mean(y), h, p.rest, p.top))
             kept.copy_(p.others)
         values, h, rest, top = (torch.cat(each) for each in zip(*parts, strict=True))
         return values, others, h, rest, top
