@@ -106,6 +106,7 @@ def many(record: dict[str, Any]) -> str:
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "gpu_half": cifar,
     "gpu_vit": cifar,
+    "gpu_vit_ekfac": cifar,
     "gpu_limit": limit,
     "gpu_growth": many,
     "gpu_where": where,

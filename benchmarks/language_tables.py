@@ -92,12 +92,13 @@ def tokens_large(record: Row) -> str:
                     f"{row['multiple']:.1f}",
                     f"{row['peak, GiB']:.0f}",
                     f"{row[ASKED]:.2f}" if ASKED in row else "",
+                    run["surroundings"]["commit"][:8],
                 ]
             )
     first = record["runs"][0]["surroundings"]
     head = "sizes of | weights, 10⁹ | traced, 10⁹ | sequences x tokens | forward + backward, tokens/s | fit | tokens/s"
-    head += " | times forward + backward | peak, GiB | 8 queries, s"
-    place = f"Measured {first['when'][:10]} on {first['gpu']}, torch {first['torch']}, commit {first['commit'][:12]}."
+    head += " | times forward + backward | peak, GiB | 8 queries, s | commit"
+    place = f"Measured {first['when'][:10]} on {first['gpu']}, torch {first['torch']}."
     return f"{place} The record has the commands.\n\n{table(head, lines)}"
 
 
