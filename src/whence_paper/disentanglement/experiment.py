@@ -32,6 +32,7 @@ MEMBERS, RATE, PASSES = 5, 0.3, 50
 """Of the ensemble; dropped units and forward passes of MC dropout."""
 METHODS = ("whence", "deep ensemble", "MC dropout")
 PAIRS: dict[str, tuple[str, str, str]] = {
+    "whence: supported noise, leverage before training": ("whence", "supported noise", "untrained leverage"),
     "whence: supported noise, Ho": ("whence", "supported noise", "Ho"),
     "whence: supported noise, HeC3": ("whence", "supported noise", "HeC3"),
     "whence: noise, leverage": ("whence", "noise", "leverage"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,12 +49,31 @@ def sampled(fitted: Sampled, inputs: Tensor) -> Found:
     return Found(mean.argmax(1).cpu(), {name: float(values.mean()) for name, values in measures.items()})
 
 
+def untrained(network: nn.Module) -> nn.Module:
+    """A copy with new random weights, the same for every training set.
+
+    Examples:
+        >>> old, new = (untrained(nn.Linear(2, 1)).weight for _ in range(2))
+        >>> torch.equal(old, new)
+        True
+    """
+    device = next(network.parameters()).device
+    found = deepcopy(network).cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for module in found.modules():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+    return found.to(device)
+
+
 def traced(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> Found:
     """Of one network by `whence`.
 
     "supported noise" is noise times one minus the leverage. With c training examples like an input, its leverage is
     1 / (1 + c); of the variance of a new label, a Dirichlet distribution with c counts leaves 1 / (1 + c) to
-    ignorance and c / (1 + c) to noise.
+    ignorance and c / (1 + c) to noise. "untrained leverage" is the leverage of the same network before training: it
+    has seen no labels, so that shuffled labels cannot change it.
 
     Args:
         network: trained, in evaluation mode.
@@ -63,11 +84,14 @@ def traced(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> Fo
     tracer = whence.fit(network, data.batches(AT_ONCE), likelihood="categorical", structure=structure, progress=False)
     batches = list(inputs.split(AT_ONCE))
     outputs, found = tracer.predict(batches).mean, tracer.explain(batches, top=1)
+    options: dict[str, Any] = {"likelihood": "categorical", "structure": structure, "ridge": 1.0, "progress": False}
+    before = whence.fit(untrained(network), data.batches(AT_ONCE), **options).explain(batches, top=1)
     measures = {
         "entropy": entropy(outputs.softmax(1)),
         "noise": found.noise,
         "supported noise": found.noise * (1 - found.leverage),
         "leverage": found.leverage,
+        "untrained leverage": before.leverage,
         "scarcity": found.scarcity,
         "Ho": found.ho,
         "HeC3": found.hec3,
