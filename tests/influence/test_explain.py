@@ -49,9 +49,8 @@ def calibration(leverages: list[float], mean: float = 1.0, variance: float = 1.0
     """Of which only the leverages and the moments of the squares matter."""
     empty: Any = None
     ordered = torch.tensor(leverages, dtype=torch.float64)
-    return Calibration(
-        empty, empty, empty, ordered, ordered, 1.0, mean, variance, len(ordered), ordered[:0], ordered[:0], 1.0, None
-    )
+    squares, moments = (empty, empty), (1.0, mean, variance, len(ordered))
+    return Calibration(empty, empty, 1.0, *squares, ordered, ordered, *moments, ordered[:0], ordered[:0], 1.0, None)
 
 
 def test_scarcity_is_a_rank_among_leave_one_out_leverages() -> None:
@@ -167,7 +166,9 @@ def test_noise_is_told_from_scarcity_under_ekfac_too() -> None:
     assert sum(same) >= 0.9 * len(same)
 
 
-def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool, differing: Any = None) -> dict[str, Any]:
+def by_hand(
+    gradients: Any, asked: Any, squares: Any, classes: bool, differing: Any = None, distances: Any = None
+) -> dict[str, Any]:
     """Leverages, averages and what is expected there, with dense matrices and scikit-learn.
 
     Args:
@@ -176,6 +177,7 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool, differing: 
         squares: (n,) squared residuals; those of classes with the example left out.
         classes: whether gradients have length one.
         differing: (n,) share of the nearest examples that have another label and its error, if these are known.
+        distances: (n,) of the examples from others with the same answer, and (m,) of those asked, if these are known.
     """
     if classes:
         gradients, asked = (g / np.linalg.norm(g, axis=2, keepdims=True) for g in (gradients, asked))
@@ -205,15 +207,47 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool, differing: 
     usual = own[heard].mean()
     limit = max(0.1, min(2 * usual, max(0.5, 1 - usual))) if classes else 1.5 * squares.mean()
     agreeing = curve.predict(average[:n]) <= limit
-    compared = np.sort(np.array(left_out)[agreeing if 2 * agreeing.sum() >= n else slice(None)])
+    some = agreeing if 2 * agreeing.sum() >= n else slice(None)
+    leverage = np.array([np.trace(g @ inverse @ g.T) / c for g in asked])
+    remote, left_out = leverage, np.array(left_out)
+    if distances is not None:  # beyond what is usual, they count
+        usual = np.quantile(distances[0][some], 0.8)
+        left_out, remote = (q * np.maximum(d / usual, 1) for q, d in zip((left_out, leverage), distances, strict=True))
+    compared = np.sort(left_out[some])
     return {
-        "leverage": np.array([np.trace(g @ inverse @ g.T) / c for g in asked]),
+        "leverage": leverage,
+        "remote": remote,
         "ordinary": compared[(len(compared) - 1) // 2],
         "compared": compared,
         "square": curve.predict(average[n:]),
         "without itself": curve.predict(average[:n]),
         "limit": limit,
     }
+
+
+def from_same_answers(x: Any, answers: Any, asked: Any, asked_answers: Any) -> tuple[Any, Any]:
+    """Roots of leverages in regressions with an intercept on examples with the same answer, (n,) without each; (m,).
+
+    Beside these examples, a tenth of an example for each feature has the shape that all have around their means.
+    """
+    d = x.shape[1]
+    around = np.concatenate([x[answers == c] - x[answers == c].mean(0) for c in np.unique(answers)])
+    penalty = np.zeros((d + 1, d + 1))
+    penalty[1:, 1:] = 0.1 * d * around.T @ around / len(x)
+
+    def distance(row: Any, others: Any) -> float:
+        if not len(others):
+            return float(np.sqrt(1e6 - 1))  # nobody else: taken for a million examples' leverage
+        design, own = np.insert(others, 0, 1, axis=1), np.insert(row, 0, 1)
+        return float(np.sqrt(own @ np.linalg.solve(design.T @ design + penalty, own)))
+
+    numbers = np.arange(len(x))
+    without = [
+        distance(row, x[(answers == own) & (numbers != i)]) for i, (row, own) in enumerate(zip(x, answers, strict=True))
+    ]
+    return np.array(without), np.array(
+        [distance(row, x[answers == own]) for row, own in zip(asked, asked_answers, strict=True)]
+    )
 
 
 def other_labels(features: Any, labels: Any) -> Any:
@@ -269,10 +303,13 @@ def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> N
     squares = (
         (tracer.loo_residuals / (1 - low)).square().sum(1).clamp_max(2.0).numpy()
     )  # these have oracles of their own
-    wanted = by_hand(gradients[:21], gradients[21:], squares, True, other_labels(x.numpy(), labels.numpy()))
+    answers = outputs.argmax(1).numpy()
+    distances = from_same_answers(x.numpy(), answers[:21], asked.numpy(), answers[21:])
+    wanted = by_hand(gradients[:21], gradients[21:], squares, True, other_labels(x.numpy(), labels.numpy()), distances)
     found = tracer.explain(asked)
     assert found.classes
-    np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
+    np.testing.assert_allclose(found.leverage, wanted["leverage"], rtol=1e-7)
+    np.testing.assert_allclose(found.scarcity, wanted["remote"] / wanted["ordinary"], rtol=1e-7)
     np.testing.assert_allclose(found.noise, np.minimum(wanted["square"], 1.0), rtol=1e-6)
     some = torch.tensor([-1, 4, 20, -1, 0, 7])  # inputs that are training examples, in two batches
     mixed = torch.where(some.unsqueeze(1) < 0, asked, x[some])

@@ -21,7 +21,16 @@ from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
 from whence.errors import InputError
 from whence.influence.fitted import Fitted, check_traced, divide, effective_number, evenly_spaced, join_batches
-from whence.influence.neighbours import VOTERS, Neighbours, disagreement, has_several_labels, predicted_probability
+from whence.influence.neighbours import (
+    FEATURE_SHARE,
+    VOTERS,
+    Answered,
+    Neighbours,
+    SameAnswer,
+    disagreement,
+    has_several_labels,
+    predicted_probability,
+)
 from whence.linalg import largest
 from whence.results import frame
 
@@ -65,6 +74,10 @@ UNSUPPORTED, SUPPORTED = 0.5, 0.95
 one, so that less than one other example is like it, and among the highest, above so large a share of all: the others
 fail to predict it because they are unlike it, be it right or wrong."""
 
+USUAL = 0.8
+"""An input that is further from the training examples with its own answer than so large a share of these are has its
+leverage multiplied by how many times further."""
+
 LEAST_EXCESS = 1.2
 """A leverage below this many times the ordinary one is not called scarce."""
 
@@ -88,10 +101,11 @@ class Explanation(Shown):
             unit.
         scarcity: (m,) leverage, in a metric without labels, over that of an ordinary training example that was left
             out: 1 is ordinary, 3 means that a third as many training examples support the prediction. Ordinary are the
-            training examples around which labels agree.
+            training examples around which labels agree. Of a class, times how far the input is beyond what is usual
+            from the training examples with the same answer, in what the last layer is given.
         noise_p: (m,) how often residuals as large would gather around the input by chance, if noise were the same
             everywhere.
-        scarcity_p: (m,) share of ordinary training examples whose leverage, each left out, is at least as large.
+        scarcity_p: (m,) share of ordinary training examples whose scarcity, each left out, is at least as large.
         probability: (m,) that the network gives its own answer, the predicted class; `nan` for regression.
         ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ, beside `noise`,
             which is about labels; `nan` for regression.
@@ -196,8 +210,8 @@ class Explanation(Shown):
             around = f"targets of examples like this one vary by {noise:.3g}"
             limit = f"noisy from {self.noise_limit:.3g} on"
         words = (
-            f"{around} ({limit}; by chance in {percent(chance)} of cases); its leverage is {scarcity:.2g} times the "
-            f"ordinary one, which {percent(share)} of ordinary training examples reach"
+            f"{around} ({limit}; by chance in {percent(chance)} of cases); its scarcity is {scarcity:.2g} (1 is "
+            f"ordinary), which {percent(share)} of ordinary training examples reach"
         )
         if bool(self.undecided[number]):
             words += (
@@ -275,21 +289,22 @@ def explain(
 ) -> Explanation:
     """Explain the predictions of one batch; see `Tracer.explain`."""
     ho, hec3 = _traces(fitted, inputs)
-    whitened, outputs = calibration.neighbours.whitened(fitted, inputs)
+    whitened, outputs, answered = calibration.neighbours.whitened(fitted, inputs)
     leverage = whitened.square().sum((1, 2)) / whitened.shape[1]
+    remote = calibration.remoteness(leverage, answered)
     probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes)
     scarcity_limit = max(calibration.scarcity_limit(level), LEAST_EXCESS)
     found = []
     for which, local, effective, check, near in _surroundings(calibration, whitened, top, examples):
         square = calibration.calibrated(local)
-        scarcity = leverage[which] / calibration.ordinary
+        scarcity = remote[which] / calibration.ordinary
         found.append(
             Explanation(
                 level=level,
                 noise=square if calibration.classes else calibration.unit * square.sqrt(),
                 scarcity=scarcity,
                 noise_p=calibration.noise_p(local, effective),
-                scarcity_p=calibration.scarcity_p(leverage[which]),
+                scarcity_p=calibration.scarcity_p(remote[which]),
                 probability=probability[which],
                 ambiguity=ambiguity[which],
                 leverage=leverage[which],
@@ -363,7 +378,8 @@ class Calibration:
     Scarcity: the leverage q of a new input (`whence.influence.neighbours`) is set against those that training examples
     have in fits without themselves, h / (1 - h). An input like the training inputs is as likely to rank anywhere among
     them. Training examples around which labels contradict each other are left aside, unless most do: their gradients
-    scatter, and their leverages would hide scarce data.
+    scatter, and their leverages would hide scarce data. Of classes, leverages are multiplied by how far an input is
+    beyond the usual from the training examples with the same answer, in the features of the last layer (`SameAnswer`).
 
     Noise: the squared leave-one-out residuals of the training examples (see `squared_residuals`) estimate their noise
     where the network has not learned their labels by heart. Around an input they are averaged with weights a_i^2. An
@@ -380,10 +396,14 @@ class Calibration:
 
     Attributes:
         neighbours: gradients of the training examples' predictions.
+        alike: features of their last layer, by answer; `None` where there are none.
+        usual_distance: from others with the same answer, the root of that leverage, that four in five training examples
+            are within.
         squares: (n,) squared leave-one-out residuals; zero for examples that do not count.
         supported: (n,) one for examples whose squares count, zero for others: of classes those that no other example
             is like.
-        leverages: leave-one-out leverages of some training examples around which labels agree, ascending.
+        leverages: of some training examples around which labels agree, each left out, as `remoteness` gives them,
+            ascending.
         probabilities: that the network gives its own answers to the same examples, each left out where all outputs were
             looked at, ascending; `nan` for regression.
         ordinary: the median of the leverages.
@@ -401,6 +421,8 @@ class Calibration:
     """
 
     neighbours: Neighbours
+    alike: SameAnswer | None
+    usual_distance: float
     squares: Tensor
     supported: Tensor
     leverages: Tensor
@@ -432,7 +454,7 @@ class Calibration:
         """
         codes = class_codes(fitted)
         classes = codes is not None
-        neighbours, sure, features = Neighbours.of(fitted, codes, quick)
+        neighbours, sure, known = Neighbours.of(fitted, codes, quick)
         counted = fitted.counted
         largest_residual = float(fitted.residuals[counted].abs().max()) if bool(counted.any()) else 0.0
         unit = 1.0 if classes or largest_residual == 0 else largest_residual
@@ -451,8 +473,8 @@ class Calibration:
             numbers.append(effective_number(divide(weights, weights.sum(1, keepdim=True), 0.0), 1.0))
         around, several = torch.cat(averages), torch.cat(numbers)
         own, labels = squares[index], class_labels(fitted, codes)
-        if features is not None and labels is not None:
-            shares, errors = (some.to(own.dtype) for some in disagreement(features, labels, index, counted))
+        if known is not None and labels is not None:
+            shares, errors = (some.to(own.dtype) for some in disagreement(known.features, labels, index, counted))
             own = torch.where(shares - 2.0 * errors > own, shares, own)
         if fitted.held_out is not None and labels is not None:
             held_out, many = fitted.held_out.to(own)[index], torch.bincount(labels[counted])[labels[index]] > VOTERS
@@ -466,13 +488,21 @@ class Calibration:
             limit = max(LEAST_DISAGREEMENT, min(NOISIER * usual, max(MOST_DISAGREEMENT, 1.0 - usual)))
         agreeing = interpolated(around, around[order], expected) <= limit
         compared = index[agreeing] if 2 * int(agreeing.sum()) >= len(agreeing) else index
+        alike = SameAnswer.of(known, counted, FEATURE_SHARE * fitted.problem.budget.limit)
+        usual_distance = 1.0
+        if alike is not None and known is not None:
+            distances = alike.leverages_without(known).to(alone).sqrt()
+            usual_distance = float(distances[compared].quantile(USUAL)) if len(compared) else 1.0
+            alone = alone * (distances / usual_distance).clamp_min(1.0)
         leverages = alone[compared].sort().values
         return cls(
             neighbours=neighbours,
+            alike=alike,
+            usual_distance=usual_distance,
             squares=squares,
             supported=supported.to(squares.dtype),
             leverages=leverages,
-            probabilities=sure[compared].sort().values,
+            probabilities=sure[0, compared].sort().values,
             ordinary=max(float(leverages.median()), torch.finfo(leverages.dtype).tiny) if len(leverages) else 1.0,
             mean=mean,
             variance=float(some.var()) if len(some) > 1 else 0.0,
@@ -504,6 +534,13 @@ class Calibration:
             own = own * self.supported[examples] * (examples >= 0)
             total, weighted = total - own, weighted - own * self.squares[examples]
         return divide(weighted.clamp_min(0.0), total, 0.0)
+
+    def remoteness(self, leverage: Tensor, answered: Answered | None) -> Tensor:
+        """(m,) leverages, times how far the inputs are beyond the usual from others with the same answer."""
+        if self.alike is None or answered is None:
+            return leverage
+        distance = self.alike.leverages(answered).to(leverage).sqrt()
+        return leverage * (distance / self.usual_distance).clamp_min(1.0)
 
     def scarcity_limit(self, level: float) -> float:
         """The scarcity that so large a share of the training examples is below."""

@@ -9,12 +9,16 @@ residual enters, so that all losses and all structures share the same leverages
 and the same weights of the training examples, a_i^2 with the alignments a_i = g^T (...)^-1 g_i. Logits have no unit:
 gradients of classes have length one, and lambda is as strong as one training example, so that q is 1 / (1 + c) for c
 training examples like this one. For regression lambda is the ridge of the fit.
+
+Of classes there is a second leverage: that of what the last layer is given, among the training examples with the same
+answer (`SameAnswer`). An input may have an ordinary gradient and yet be unlike all others with its answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +45,9 @@ the length counts. With a network that has seen 50,000 images of MNIST once, 97 
 LEAF_FEATURES = 768
 """Leading directions of the leaves of trees, where there are more leaves."""
 
+LEAST_SCATTER = 1e-9
+"""Of features along directions in which none differ, in units of their mean square."""
+
 ITERATIONS = 3
 """Steps of the subspace iteration that finds leading directions."""
 
@@ -55,6 +62,9 @@ MOST_DIRECTIONS = 4
 
 VOTERS = 50
 """Training examples, nearest in the features of the last layer, whose labels an example's own is compared with."""
+
+SHARED_SHAPE = 0.1
+"""Examples, for each feature, that the scatter which all answers share counts as, beside that of each one's own."""
 
 WEIGHED_AT_ONCE = 2**24
 """Numbers (predictions times training examples) that are computed in one go."""
@@ -78,10 +88,11 @@ class Neighbours:
     @classmethod
     def of(
         cls, fitted: Fitted, codes: tuple[float, float] | None, quick: bool = False
-    ) -> tuple[Neighbours, Tensor, Tensor | None]:
+    ) -> tuple[Neighbours, Tensor, Answered | None]:
         """From one pass over the training data; within `using_model`.
 
-        Also the probabilities (n,) that the network gives its own answers, and the features (n, d) of its last layer,
+        Also, of every example (2, n), the probability that the network gives its own answer and how often two labels
+        drawn from its probabilities would differ; and the features of its last layer, with the answers that it gives,
         `None` without classes or without such a layer.
 
         Args:
@@ -103,17 +114,17 @@ class Neighbours:
             features = sketch_features(LayerGradients(problem), min(FEATURES, affordable), seed=0)
         found, seen = [], 0
         moments = torch.zeros(features.size, features.size, dtype=torch.float64, device=problem.device)
-        last: list[Tensor | None] = []
+        last: list[Answered | None] = []
         counted = fitted.counted
         for batch in problem.batches.plain("gradients of predictions"):
-            rows, outputs, left = prediction_gradients(fitted, batch.inputs, features, directions, classes)
+            rows, outputs, left, answered = prediction_gradients(fitted, batch.inputs, features, directions, classes)
             these = slice(seen, seen + len(rows))
             seen = these.stop
             rows = torch.where(counted[these].reshape(-1, 1, 1), rows, 0.0)
             flat = rows.flatten(0, 1).double()
             moments += flat.T @ flat
-            found.append((rows, predicted_probability(fitted, outputs, codes, these)[0], left))
-            last.append(last_features(fitted, batch.inputs) if one_class else None)
+            found.append((rows, torch.stack(predicted_probability(fitted, outputs, codes, these)), left))
+            last.append(answered if one_class else None)
         if seen != problem.n:
             raise partial_data_error()
         gradients = torch.cat([rows for rows, _, _ in found]) if found else moments.new_empty(0)
@@ -151,19 +162,19 @@ class Neighbours:
             left_out = torch.cat([some for _, _, some in found if some is not None])
             rest = _own_leverage(white, torch.where(counted.unsqueeze(1), left_out, 0.0), gradients, ridge)
         white = white if rest is None else _with_rest(white, rest)
-        sure = torch.cat([probability for _, probability, _ in found]) if found else torch.empty(0)
-        known = [some for some in last if some is not None]
-        together = torch.cat(known) if known and len(known) == len(last) else None
-        if together is not None and together.numel() * item > FEATURE_SHARE * problem.budget.limit:
-            together = None
+        sure = torch.cat([probability for _, probability, _ in found], 1) if found else torch.empty(2, 0)
+        together = Answered.joined(last, int(FEATURE_SHARE * problem.budget.limit / item))
         return cls(features, directions, classes, leading, whitening, white, outside, tuple(notes)), sure, together
 
-    def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """(m, c, r) whitened gradients, whose inner products are leverages and alignments; and outputs (m, ..., k)."""
+    def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor, Answered | None]:
+        """(m, c, r) whitened gradients, whose inner products are leverages and alignments.
+
+        Also the outputs (m, ..., k), and the features of the last layer with the answers.
+        """
         how = self.features, self.directions, self.unit_length, self.leading
-        rows, outputs, rest = prediction_gradients(fitted, inputs, *how)
+        rows, outputs, rest, answered = prediction_gradients(fitted, inputs, *how)
         white = times_lower(rows.to(self.whitening.dtype), self.whitening).to(fitted.problem.dtype)
-        return white if rest is None else _with_rest(white, rest / self.outside), outputs
+        return white if rest is None else _with_rest(white, rest / self.outside), outputs, answered
 
     def leverages(self) -> Tensor:
         """(n,) leverage of each training example, the mean over the directions of its outputs."""
@@ -199,10 +210,11 @@ def prediction_gradients(
     directions: Tensor | None,
     unit_length: bool,
     leading: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, Answered | None]:
     """(m, c, r) gradients of the predictions of one batch, as features, and the outputs (m, ..., k).
 
-    Of trees, and along leading directions, also the squared lengths (m, c) of what is left out.
+    Of trees, and along leading directions, also the squared lengths (m, c) of what is left out. At last the features of
+    the last layer, with the answers.
 
     Args:
         fitted: the fit.
@@ -215,14 +227,17 @@ def prediction_gradients(
     problem = fitted.problem
     if isinstance(inputs, OutputView):
         inputs = inputs.inputs
-    with torch.no_grad():
-        outputs = problem.network.shaped(inputs)
+    outputs, last = outputs_and_features(fitted, inputs)
     view: Inputs = inputs
+    answered = None
     if directions is None:
         predicted = predicted_outputs(fitted, outputs)
         if predicted is None:  # squared error on a code of classes
             predicted = outputs.reshape(len(outputs), -1, outputs.shape[-1]).argmax(2)
             predicted = predicted + outputs.shape[-1] * torch.arange(predicted.shape[1], device=outputs.device)
+        if last is not None and predicted.shape[1] == 1:
+            answers = predicted.squeeze(1) if outputs.shape[-1] > 1 else (outputs.flatten() > 0).long()
+            answered = Answered(last, answers)
         view = SelectedOutputs(inputs, predicted)
         cotangents = outputs.new_ones(1, view.index.shape[1])
     else:
@@ -243,7 +258,7 @@ def prediction_gradients(
         squares = squares.clamp_min(torch.finfo(rows.dtype).tiny)
         rows = rows / squares.sqrt().unsqueeze(2)
         rest = None if rest is None else rest / squares
-    return rows, outputs, rest
+    return rows, outputs, rest, answered
 
 
 def leading_subspace(moments: Tensor, count: int) -> tuple[Tensor, Tensor, float]:
@@ -275,8 +290,11 @@ def along(rows: Tensor, directions: Tensor, squares: Tensor) -> tuple[Tensor, Te
     return inside, (squares - inside.square().sum(2)).clamp_min(0.0)
 
 
-def last_features(fitted: Fitted, inputs: Inputs) -> Tensor | None:
-    """(m, d) what the linear layer that runs last is given; `None` where it is not one vector for each example."""
+def outputs_and_features(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """Outputs (m, ..., k), and what the linear layer that runs last is given (m, d).
+
+    The latter is `None` where it is not one vector for each example.
+    """
     given: list[Tensor] = []
 
     def record(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -286,11 +304,83 @@ def last_features(fitted: Fitted, inputs: Inputs) -> Tensor | None:
     hooks = [layer.register_forward_pre_hook(record) for layer in layers]
     try:
         with torch.no_grad():
-            outputs = fitted.problem.network.shaped(inputs.inputs if isinstance(inputs, OutputView) else inputs)
+            outputs = fitted.problem.network.shaped(inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    return given[0].float() if given and given[0].dim() == 2 and len(given[0]) == len(outputs) else None
+    vectors = bool(given) and given[0].dim() == 2 and len(given[0]) == len(outputs)
+    return outputs, given[0].to(torch.promote_types(given[0].dtype, torch.float32)) if vectors else None
+
+
+class Answered(NamedTuple):
+    """Features of the last layer, and the class that the network answers."""
+
+    features: Tensor  # (m, d)
+    answers: Tensor  # (m,)
+
+    @staticmethod
+    def joined(parts: Sequence[Answered | None], most: int) -> Answered | None:
+        """All parts, `None` if one of them is, or if there are more than so many features in all."""
+        known = [part for part in parts if part is not None]
+        if not known or len(known) < len(parts) or sum(part.features.numel() for part in known) > most:
+            return None
+        return Answered(*(torch.cat(each) for each in zip(*known, strict=True)))
+
+
+@dataclass(frozen=True)
+class SameAnswer:
+    """Leverages of features among training examples with the same answer; labels do not enter.
+
+    That of a regression with an intercept, 1 / n_c + (x - m_c)^T (S_c + b S)^-1 (x - m_c), for the n_c examples with
+    answer c, their mean m_c and their scatter S_c around it. S is the mean square of all examples around the mean of
+    their answer, and b a tenth of the number of features: an answer that few examples have borrows its shape from all.
+
+    Examples:
+        >>> known = Answered(torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([0, 0, 1, 1]))
+        >>> alike = SameAnswer.of(known, torch.tensor([True, True, True, True]), 1e9)
+        >>> asked = Answered(torch.tensor([[1.0], [5.0]]), torch.tensor([0, 0]))
+        >>> [round(one, 2) for one in alike.leverages(asked).tolist()]
+        [0.5, 8.12]
+    """
+
+    means: Tensor  # (k, d)
+    roots: Tensor  # (k, d, d) lower triangles L with L L^T = S_c + b S
+    counts: Tensor  # (k,) how many examples have this answer
+
+    @classmethod
+    def of(cls, known: Answered | None, counted: Tensor, limit: float) -> SameAnswer | None:
+        """From the training examples that count; `None` where there are none, or it would take more bytes than this."""
+        if known is None or not bool(counted.any()):
+            return None
+        features, answers = known.features[counted].double(), known.answers[counted]
+        k, d = int(known.answers.max()) + 1, features.shape[1]
+        if 2 * k * d * d * features.element_size() > limit:
+            return None
+        counts = torch.bincount(answers, minlength=k)
+        sums = features.new_zeros(k, d).index_add_(0, answers, features)
+        empty = (counts == 0).unsqueeze(1)
+        means = torch.where(empty, features.mean(0), sums / counts.clamp_min(1).unsqueeze(1))
+        apart = features - means[answers]
+        shared = SHARED_SHAPE * d * (apart.T @ apart) / max(1, len(apart))
+        shared.diagonal().add_(LEAST_SCATTER * float(features.square().mean()) or 1.0)
+        scatter = torch.stack([some.T @ some for some in (apart[answers == c] for c in range(k))])
+        return cls(means, torch.linalg.cholesky(scatter + shared), counts)
+
+    def leverages(self, asked: Answered) -> Tensor:
+        """(m,) of features with their answers."""
+        answers = asked.answers.clamp_max(len(self.counts) - 1)
+        apart = asked.features.double() - self.means[answers]
+        found = 1.0 / self.counts[answers].clamp_min(1).to(apart.dtype)
+        for c in answers.unique().tolist():
+            some = answers == c
+            white = torch.linalg.solve_triangular(self.roots[c], apart[some].T, upper=False)
+            found[some] += white.square().sum(0)
+        return found
+
+    def leverages_without(self, known: Answered) -> Tensor:
+        """(n,) of the training examples themselves, each without itself."""
+        own = self.leverages(known).clamp_max(1.0 - 1e-6)
+        return own / (1.0 - own)
 
 
 def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
