@@ -186,7 +186,7 @@ def run_draw(name: str, case: Case, split: Split, seed: int, device: str) -> dic
     other = ~noisy & ~missing
     truth = {"noisy": noisy, "missing": missing, "right": other & right, "wrong": other & ~right, "other": other}
     said = torch.tensor([VERDICTS.index(verdict) for verdict in found.verdicts])
-    scores = {key: getattr(found, key) for key in ("noise", "scarcity", "source", "ratio")}
+    scores = {key: getattr(found, key) for key in ("noise", "scarcity", "source", "ratio", "leverage")}
     scores.update(baselines(case, network, task))
     areas = {
         key: {
