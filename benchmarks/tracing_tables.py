@@ -162,6 +162,7 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "by_heart": by_heart,
     "label_errors": label_errors,
     "verdicts": verdicts,
+    "verdicts_remote": verdicts,
     "attribution": attribution,
 }
 

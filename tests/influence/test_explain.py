@@ -596,3 +596,30 @@ def test_verdicts_of_few_examples_do_not_depend_on_naming_them(generator: torch.
     assert unnamed.verdicts == named.verdicts
     assert torch.equal(unnamed.noise_p, named.noise_p)
     assert unnamed.near.shape == unnamed.check.shape == (len(points), 0)
+
+
+def test_answers_that_would_take_too_much_memory_are_not_compared(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracer, points = classifier_with_wrong_labels(generator)
+    whole = tracer.explain(points)
+    monkeypatch.setattr("whence.influence.explanation.FEATURE_SHARE", 0.0)
+    again, _ = classifier_with_wrong_labels(torch.Generator().manual_seed(0))
+    found = again.explain(points)
+    assert any("same answer" in note for note in found.notes)
+    assert not any("same answer" in note for note in whole.notes)
+    ratio = found.scarcity / found.leverage
+    torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio))  # of leverages alone
+
+
+def test_an_input_unlike_others_with_its_answer_is_scarce() -> None:
+    """Two clusters apart; far beyond one of them the answer is certain, and the gradient points the same way."""
+    draw = torch.Generator().manual_seed(0)
+    side = torch.arange(200) % 2
+    x = 0.3 * torch.randn(200, 2, generator=draw, dtype=torch.float64) + torch.stack([4.0 * side - 2, 0 * side], 1)
+    model = networks.linear([[-1.0, 0.0], [1.0, 0.0]])
+    found = fit(model, [(x, side)], likelihood="categorical", ridge=1.0).explain(
+        torch.tensor([[2.0, 0.0], [8.0, 0.0]], dtype=torch.float64)
+    )
+    assert found.verdicts == ("confident", "scarce data")
+    assert float(found.scarcity[1]) > 2 * float(found.leverage[1] / found.leverage[0] * found.scarcity[0])

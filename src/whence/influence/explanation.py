@@ -319,7 +319,7 @@ def explain(
                 scarcity_limit=scarcity_limit,
                 probability_limit=calibration.probability_limit(level),
                 classes=calibration.classes,
-                notes=calibration.neighbours.notes,
+                notes=calibration.notes,
             )
         )
     return join_batches(found)
@@ -418,6 +418,7 @@ class Calibration:
             squares do not say how often two labels differ.
         unit: of the residuals of a regression; squares are in its square.
         effective: median effective number of examples in the averages around training examples.
+        notes: what is approximated, or left out.
     """
 
     neighbours: Neighbours
@@ -437,6 +438,7 @@ class Calibration:
     codes: tuple[float, float] | None
     unit: float = 1.0
     effective: float = 1.0
+    notes: tuple[str, ...] = ()
 
     @property
     def classes(self) -> bool:
@@ -489,7 +491,9 @@ class Calibration:
         agreeing = interpolated(around, around[order], expected) <= limit
         compared = index[agreeing] if 2 * int(agreeing.sum()) >= len(agreeing) else index
         alike = SameAnswer.of(known, counted, FEATURE_SHARE * fitted.problem.budget.limit)
-        usual_distance = 1.0
+        usual_distance, notes = 1.0, neighbours.notes
+        if alike is None and known is not None and bool(counted.any()):
+            notes += ("Inputs are not compared with those of the same answer: that would take too much memory.",)
         if alike is not None and known is not None:
             distances = alike.leverages_without(known).to(alone).sqrt()
             usual_distance = float(distances[compared].quantile(USUAL)) if len(compared) else 1.0
@@ -513,6 +517,7 @@ class Calibration:
             codes=codes,
             unit=unit,
             effective=float(several.median()) if len(several) else 1.0,
+            notes=notes,
         )
 
     @cached_property

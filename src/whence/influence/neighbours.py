@@ -354,7 +354,7 @@ class SameAnswer:
             return None
         features, answers = known.features[counted].double(), known.answers[counted]
         k, d = int(known.answers.max()) + 1, features.shape[1]
-        if 2 * k * d * d * features.element_size() > limit:
+        if k * d * d * features.element_size() > limit:
             return None
         counts = torch.bincount(answers, minlength=k)
         sums = features.new_zeros(k, d).index_add_(0, answers, features)
@@ -363,8 +363,11 @@ class SameAnswer:
         apart = features - means[answers]
         shared = SHARED_SHAPE * d * (apart.T @ apart) / max(1, len(apart))
         shared.diagonal().add_(LEAST_SCATTER * float(features.square().mean()) or 1.0)
-        scatter = torch.stack([some.T @ some for some in (apart[answers == c] for c in range(k))])
-        return cls(means, torch.linalg.cholesky(scatter + shared), counts)
+        roots = features.new_empty(k, d, d)
+        for c, root in enumerate(roots):
+            some = apart[answers == c]
+            torch.linalg.cholesky(some.T @ some + shared, out=root)
+        return cls(means, roots, counts)
 
     def leverages(self, asked: Answered) -> Tensor:
         """(m,) of features with their answers."""
