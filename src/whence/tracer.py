@@ -242,8 +242,9 @@ class Tracer(Fitted):
 
         Two numbers settle it, see `Explanation`: `noise`, how much the labels of the training examples around a
         prediction contradict each other, and `scarcity`, its leverage in a metric without labels over the ordinary
-        one. They mean the same for every loss and structure. Costs a pass over the training data the first time, and
-        then one to three times `predict` if none of many examples are named.
+        one, and for classes its distance from examples with the same answer. They mean the same for every loss and
+        structure. Costs a pass over the training data the first time, and then one to three times `predict` if none of
+        many examples are named.
 
         Args:
             x: as for `predict`.

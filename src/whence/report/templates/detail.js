@@ -4,7 +4,7 @@ const reasons = (i) => {
   const around = data.classes ? `Two labels of training examples like this one differ in ${percent(found)} of all pairs` : `Targets of training examples like this one vary by ${short(found, 2)}`;
   const limit = data.classes ? percent(data.noiseLimit) : short(data.noiseLimit, 2);
   const noise = `${around}; noisy from ${limit} on.`;
-  const scarcity = `Its leverage is ${short(points.scarcity[i], 2)} times the ordinary one; ${percent(points.scarcityP[i])} of ordinary training examples reach that.`;
+  const scarcity = `Its scarcity is ${short(points.scarcity[i], 2)} (1 is ordinary); ${percent(points.scarcityP[i])} of ordinary training examples reach that.`;
   const undecided = points.undecided[i] ? [`The model itself is undecided: it gives its answer a probability of ${percent(points.probability[i])}.`] : [];
   return [noise, scarcity, ...undecided];
 };

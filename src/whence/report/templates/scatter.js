@@ -74,7 +74,7 @@ const drawAxes = () => {
   drawTicks(evenTicks(Math.max(0, valueY(v.y0)), valueY(v.y1)).reverse(), (value) => toY(placeY(value)), () => 12,
     (value, at) => pen.fillText(yText(value), MARGIN.left - 5, at));
   pen.fillStyle = colour("ink"); pen.textAlign = "center"; pen.textBaseline = "bottom";
-  pen.fillText("scarcity: leverage, times the ordinary →", MARGIN.left + w / 2, scene.height - 2);
+  pen.fillText("scarcity: 1 is ordinary →", MARGIN.left + w / 2, scene.height - 2);
   pen.save(); pen.translate(11, MARGIN.top + h / 2); pen.rotate(-Math.PI / 2); pen.textBaseline = "middle";
   pen.fillText(data.classes ? "noise: pairs of labels that differ →" : "noise: spread of targets nearby →", 0, 0); pen.restore();
 };
