@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-collect_ignore = [] if find_spec("triton") else ["src/whence/curvature/fused.py"]  # it comes with torch for GPUs
+collect_ignore = [] if find_spec("triton") else ["src/whence/jacobian/fused.py"]  # it comes with torch for GPUs
 
 
 @pytest.fixture(autouse=True)
