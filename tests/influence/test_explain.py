@@ -623,3 +623,27 @@ def test_an_input_unlike_others_with_its_answer_is_scarce() -> None:
     )
     assert found.verdicts == ("confident", "scarce data")
     assert float(found.scarcity[1]) > 2 * float(found.leverage[1] / found.leverage[0] * found.scarcity[0])
+
+
+@pytest.mark.parametrize("low", [0.0, -1.0])
+def test_one_output_for_two_classes_has_two_answers(low: float, generator: torch.Generator) -> None:
+    """The answer is the nearer code, not the sign of the output: as with one output for each class."""
+    x = torch.randn(60, 3, generator=generator, dtype=torch.float64)
+    yes = (x[:, :1] > 0).double()
+    single = fit(networks.linear([[0.6, 0.0, 0.0]]), [(x, low + (1 - low) * yes)], ridge=RIDGE)
+    outputs = single.predict(x).mean
+    assert 0 < int((outputs > (1 + low) / 2).sum()) < 60
+    calibration = single._calibration
+    assert calibration.alike is not None
+    assert calibration.alike.counts.tolist() == torch.bincount((outputs > (1 + low) / 2).long().flatten()).tolist()
+
+
+def test_an_answer_that_no_training_example_has_borrows_the_shape_of_all(generator: torch.Generator) -> None:
+    x = torch.randn(200, 2, generator=generator, dtype=torch.float64)
+    model = networks.linear([[1.0, 0.0], [-1.0, 0.0], [0.0, 9.0]])
+    seen = x[x[:, 1] < 0]  # the third class is answered above zero only
+    labels = (seen[:, 0] < 0).long()
+    tracer = fit(model, [(seen, labels)], likelihood="categorical", ridge=1.0)
+    found = tracer.explain(torch.tensor([[0.0, 3.0]], dtype=torch.float64))
+    assert int(tracer._calibration.alike.counts[2]) == 0
+    assert found.verdicts == ("scarce data",)

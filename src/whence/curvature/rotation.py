@@ -531,8 +531,9 @@ def project_in_float16(factor: Factor, basis: Tensor) -> Tensor:
     if kernels is None:
         return Whole((values / size).half()).project(basis).bfloat16().mul_(size)
     size = size.float()
-    found: Tensor = Whole(kernels.rescaled(values, 1 / size, torch.float16)).project(basis)
-    return kernels.rescaled(found.contiguous(), size, torch.bfloat16)  # type: ignore[no-any-return]
+    projected = Whole(kernels.rescaled(values, 1 / size, torch.float16)).project(basis)
+    found: Tensor = kernels.rescaled(projected.contiguous(), size, torch.bfloat16)
+    return found
 
 
 def products_are_rounded(device: torch.device) -> bool:

@@ -289,9 +289,9 @@ def explain(
 ) -> Explanation:
     """Explain the predictions of one batch; see `Tracer.explain`."""
     ho, hec3 = _traces(fitted, inputs)
-    whitened, outputs, answered = calibration.neighbours.whitened(fitted, inputs)
+    whitened, outputs, given = calibration.neighbours.whitened(fitted, inputs)
     leverage = whitened.square().sum((1, 2)) / whitened.shape[1]
-    remote = calibration.remoteness(leverage, answered)
+    remote = calibration.remoteness(leverage, Answered.of(fitted, outputs, given, calibration.codes))
     probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes)
     scarcity_limit = max(calibration.scarcity_limit(level), LEAST_EXCESS)
     found = []
@@ -490,7 +490,7 @@ class Calibration:
             limit = max(LEAST_DISAGREEMENT, min(NOISIER * usual, max(MOST_DISAGREEMENT, 1.0 - usual)))
         agreeing = interpolated(around, around[order], expected) <= limit
         compared = index[agreeing] if 2 * int(agreeing.sum()) >= len(agreeing) else index
-        alike = SameAnswer.of(known, counted, FEATURE_SHARE * fitted.problem.budget.limit)
+        alike = SameAnswer.of(known, counted, max(2, fitted.problem.width), FEATURE_SHARE * fitted.problem.budget.limit)
         usual_distance, notes = 1.0, neighbours.notes
         if alike is None and known is not None and bool(counted.any()):
             notes += ("Inputs are not compared with those of the same answer: that would take too much memory.",)
@@ -506,7 +506,7 @@ class Calibration:
             squares=squares,
             supported=supported.to(squares.dtype),
             leverages=leverages,
-            probabilities=sure[0, compared].sort().values,
+            probabilities=sure[compared].sort().values,
             ordinary=max(float(leverages.median()), torch.finfo(leverages.dtype).tiny) if len(leverages) else 1.0,
             mean=mean,
             variance=float(some.var()) if len(some) > 1 else 0.0,

@@ -91,8 +91,8 @@ class Neighbours:
     ) -> tuple[Neighbours, Tensor, Answered | None]:
         """From one pass over the training data; within `using_model`.
 
-        Also, of every example (2, n), the probability that the network gives its own answer and how often two labels
-        drawn from its probabilities would differ; and the features of its last layer, with the answers that it gives,
+        Also the probabilities (n,) that the network gives its own answers, and the features of its last layer, with
+        the answers that it gives,
         `None` without classes or without such a layer.
 
         Args:
@@ -117,14 +117,14 @@ class Neighbours:
         last: list[Answered | None] = []
         counted = fitted.counted
         for batch in problem.batches.plain("gradients of predictions"):
-            rows, outputs, left, answered = prediction_gradients(fitted, batch.inputs, features, directions, classes)
+            rows, outputs, left, given = prediction_gradients(fitted, batch.inputs, features, directions, classes)
             these = slice(seen, seen + len(rows))
             seen = these.stop
             rows = torch.where(counted[these].reshape(-1, 1, 1), rows, 0.0)
             flat = rows.flatten(0, 1).double()
             moments += flat.T @ flat
-            found.append((rows, torch.stack(predicted_probability(fitted, outputs, codes, these)), left))
-            last.append(answered if one_class else None)
+            found.append((rows, predicted_probability(fitted, outputs, codes, these)[0], left))
+            last.append(Answered.of(fitted, outputs, given, codes))
         if seen != problem.n:
             raise partial_data_error()
         gradients = torch.cat([rows for rows, _, _ in found]) if found else moments.new_empty(0)
@@ -162,19 +162,19 @@ class Neighbours:
             left_out = torch.cat([some for _, _, some in found if some is not None])
             rest = _own_leverage(white, torch.where(counted.unsqueeze(1), left_out, 0.0), gradients, ridge)
         white = white if rest is None else _with_rest(white, rest)
-        sure = torch.cat([probability for _, probability, _ in found], 1) if found else torch.empty(2, 0)
+        sure = torch.cat([probability for _, probability, _ in found]) if found else torch.empty(0)
         together = Answered.joined(last, int(FEATURE_SHARE * problem.budget.limit / item))
         return cls(features, directions, classes, leading, whitening, white, outside, tuple(notes)), sure, together
 
-    def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor, Answered | None]:
+    def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
         """(m, c, r) whitened gradients, whose inner products are leverages and alignments.
 
-        Also the outputs (m, ..., k), and the features of the last layer with the answers.
+        Also the outputs (m, ..., k), and what the last layer is given.
         """
         how = self.features, self.directions, self.unit_length, self.leading
-        rows, outputs, rest, answered = prediction_gradients(fitted, inputs, *how)
+        rows, outputs, rest, given = prediction_gradients(fitted, inputs, *how)
         white = times_lower(rows.to(self.whitening.dtype), self.whitening).to(fitted.problem.dtype)
-        return white if rest is None else _with_rest(white, rest / self.outside), outputs, answered
+        return white if rest is None else _with_rest(white, rest / self.outside), outputs, given
 
     def leverages(self) -> Tensor:
         """(n,) leverage of each training example, the mean over the directions of its outputs."""
@@ -210,11 +210,11 @@ def prediction_gradients(
     directions: Tensor | None,
     unit_length: bool,
     leading: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None, Answered | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """(m, c, r) gradients of the predictions of one batch, as features, and the outputs (m, ..., k).
 
-    Of trees, and along leading directions, also the squared lengths (m, c) of what is left out. At last the features of
-    the last layer, with the answers.
+    Of trees, and along leading directions, also the squared lengths (m, c) of what is left out. At last what the last
+    layer is given (m, d).
 
     Args:
         fitted: the fit.
@@ -227,17 +227,13 @@ def prediction_gradients(
     problem = fitted.problem
     if isinstance(inputs, OutputView):
         inputs = inputs.inputs
-    outputs, last = outputs_and_features(fitted, inputs)
+    outputs, given = outputs_and_features(fitted, inputs)
     view: Inputs = inputs
-    answered = None
     if directions is None:
         predicted = predicted_outputs(fitted, outputs)
         if predicted is None:  # squared error on a code of classes
             predicted = outputs.reshape(len(outputs), -1, outputs.shape[-1]).argmax(2)
             predicted = predicted + outputs.shape[-1] * torch.arange(predicted.shape[1], device=outputs.device)
-        if last is not None and predicted.shape[1] == 1:
-            answers = predicted.squeeze(1) if outputs.shape[-1] > 1 else (outputs.flatten() > 0).long()
-            answered = Answered(last, answers)
         view = SelectedOutputs(inputs, predicted)
         cotangents = outputs.new_ones(1, view.index.shape[1])
     else:
@@ -258,7 +254,7 @@ def prediction_gradients(
         squares = squares.clamp_min(torch.finfo(rows.dtype).tiny)
         rows = rows / squares.sqrt().unsqueeze(2)
         rest = None if rest is None else rest / squares
-    return rows, outputs, rest, answered
+    return rows, outputs, rest, given
 
 
 def leading_subspace(moments: Tensor, count: int) -> tuple[Tensor, Tensor, float]:
@@ -318,6 +314,27 @@ class Answered(NamedTuple):
     features: Tensor  # (m, d)
     answers: Tensor  # (m,)
 
+    @classmethod
+    def of(
+        cls, fitted: Fitted, outputs: Tensor, features: Tensor | None, codes: tuple[float, float] | None
+    ) -> Answered | None:
+        """Of outputs (m, k) and features; `None` unless the outputs are one choice among classes.
+
+        Args:
+            fitted: the fit.
+            outputs: of the network.
+            features: what its last layer is given, if that is one vector for each example.
+            codes: what targets are for other classes and for the class itself; `None` where there are no classes.
+        """
+        if codes is None or features is None or has_several_labels(fitted) or outputs[0].numel() != outputs.shape[-1]:
+            return None
+        flat = outputs.reshape(len(outputs), -1)
+        if flat.shape[1] > 1:
+            predicted = predicted_outputs(fitted, outputs)
+            return cls(features, flat.argmax(1) if predicted is None else predicted.squeeze(1))
+        middle = 0.0 if fitted.problem.likelihood.has_classes else sum(codes) / 2  # of logits, and of codes
+        return cls(features, (flat.squeeze(1) > middle).long())
+
     @staticmethod
     def joined(parts: Sequence[Answered | None], most: int) -> Answered | None:
         """All parts, `None` if one of them is, or if there are more than so many features in all."""
@@ -337,7 +354,7 @@ class SameAnswer:
 
     Examples:
         >>> known = Answered(torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([0, 0, 1, 1]))
-        >>> alike = SameAnswer.of(known, torch.tensor([True, True, True, True]), 1e9)
+        >>> alike = SameAnswer.of(known, torch.tensor([True, True, True, True]), 2, 1e9)
         >>> asked = Answered(torch.tensor([[1.0], [5.0]]), torch.tensor([0, 0]))
         >>> [round(one, 2) for one in alike.leverages(asked).tolist()]
         [0.5, 8.12]
@@ -348,12 +365,16 @@ class SameAnswer:
     counts: Tensor  # (k,) how many examples have this answer
 
     @classmethod
-    def of(cls, known: Answered | None, counted: Tensor, limit: float) -> SameAnswer | None:
-        """From the training examples that count; `None` where there are none, or it would take more bytes than this."""
+    def of(cls, known: Answered | None, counted: Tensor, k: int, limit: float) -> SameAnswer | None:
+        """From the training examples that count, for k possible answers.
+
+        `None` where there are none, or it would take more bytes than the limit. An answer that no example has gets the
+        mean of all and the shape that they share.
+        """
         if known is None or not bool(counted.any()):
             return None
         features, answers = known.features[counted].double(), known.answers[counted]
-        k, d = int(known.answers.max()) + 1, features.shape[1]
+        d = features.shape[1]
         if k * d * d * features.element_size() > limit:
             return None
         counts = torch.bincount(answers, minlength=k)
@@ -371,8 +392,7 @@ class SameAnswer:
 
     def leverages(self, asked: Answered) -> Tensor:
         """(m,) of features with their answers."""
-        answers = asked.answers.clamp_max(len(self.counts) - 1)
-        apart = asked.features.double() - self.means[answers]
+        answers, apart = asked.answers, asked.features.double() - self.means[asked.answers]
         found = 1.0 / self.counts[answers].clamp_min(1).to(apart.dtype)
         for c in answers.unique().tolist():
             some = answers == c

@@ -18,7 +18,7 @@ from whence.jacobian import gradients
 from whence.jacobian.gradients import product
 from whence.jacobian.network import Network, in_half
 from whence.jacobian.rules import linear
-from whence.jacobian.rules.channels_last import ConvolutionBackward, FastRelu, ScaleBackward, has_channels_last
+from whence.jacobian.rules.channels_last import ConvolutionBackward, FastRelu, ScaleBackward, has_channels_last, run
 from whence.jacobian.rules.norms import over_positions
 from whence.tracer import Tracer
 
@@ -305,9 +305,7 @@ def test_a_backward_pass_with_channels_last_is_that_of_torch(options: dict[str, 
     out = functional.conv2d(plain, weight, **options)
     pairs = [(options.get(name, default),) * 2 for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
     assert has_channels_last(x)
-    same = ConvolutionBackward.apply(  # type: ignore[no-untyped-call]
-        out.detach().half(), x, weight, *pairs, options.get("groups", 1)
-    )
+    same = run(ConvolutionBackward, out.detach().half(), x, weight, *pairs, options.get("groups", 1))
     assert torch.equal(same, out.half())
     cotangents = torch.randn(3, *out.shape).half()
 
@@ -335,7 +333,7 @@ def test_backward_passes_of_scales_and_relus_are_those_of_torch(vectorized: bool
     scale = torch.randn(6, device=device).half()
     with FastRelu():
         relu = functional.relu(x)
-    scaled = ScaleBackward.apply(x.detach() * scale.reshape(-1, 1, 1), x, scale)  # type: ignore[no-untyped-call]
+    scaled = run(ScaleBackward, x.detach() * scale.reshape(-1, 1, 1), x, scale)
     assert type(relu.grad_fn).__name__ == "ReluBackward"
     assert torch.equal(relu, x.clamp_min(0.0))
     cotangents = torch.randn(4, 5, 7, 3, 6, device=device).half().permute(0, 1, 4, 2, 3)

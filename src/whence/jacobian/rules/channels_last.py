@@ -26,6 +26,12 @@ def has_channels_last(images: Any) -> bool:
     return served and images.requires_grad and images.stride(1) == 1
 
 
+def run(function: Any, *args: Any) -> Tensor:
+    """`function.apply`, which has no annotation in torch."""
+    found: Tensor = function.apply(*args)
+    return found
+
+
 class ConvolutionBackward(torch.autograd.Function):
     """Gives a convolution's output as it is, and a backward pass to its input by a transposed convolution."""
 
@@ -69,7 +75,7 @@ class ScaleBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Of the images."""
-        return grads[0], _TimesChannels.apply(grads[0], ctx.saved_tensors[0]), None  # type: ignore[no-untyped-call]
+        return grads[0], run(_TimesChannels, grads[0], ctx.saved_tensors[0]), None
 
 
 class Relu(torch.autograd.Function):
@@ -85,8 +91,7 @@ class Relu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Tensor:
         """Where the output is positive."""
-        found: Tensor = _WherePositive.apply(grads[0], ctx.saved_tensors[0])  # type: ignore[no-untyped-call]
-        return found
+        return run(_WherePositive, grads[0], ctx.saved_tensors[0])
 
 
 class FastRelu(TorchFunctionMode):
@@ -96,7 +101,7 @@ class FastRelu(TorchFunctionMode):
         """Other calls, and those in place, are left alone."""
         given = bind(("input", "inplace"), args, kwargs or {}) if func in RELU else {}
         if not given.get("inplace") and has_channels_last(given.get("input")):
-            return Relu.apply(given["input"])  # type: ignore[no-untyped-call]
+            return run(Relu, given["input"])
         return func(*args, **(kwargs or {}))
 
 

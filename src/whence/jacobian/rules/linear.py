@@ -14,7 +14,7 @@ from torch.nn.grad import conv2d_weight
 
 from whence.jacobian.gradients import Factor, Kind, Layout, Whole, matched
 from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind, functions, positions
-from whence.jacobian.rules.channels_last import ConvolutionBackward, has_channels_last
+from whence.jacobian.rules.channels_last import ConvolutionBackward, has_channels_last, run
 
 
 @dataclass(frozen=True)
@@ -298,9 +298,7 @@ def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows], 
         if use is ConvolutionUse and dims == 2 and alike and has_channels_last(given["input"]):
             out = function(**{**given, "input": given["input"].detach()})  # with a graph to weight and bias
             geometry = (stride, [before for before, _ in padding], dilation, windows.groups)
-            out = ConvolutionBackward.apply(  # type: ignore[no-untyped-call]  # torch has no annotation of `apply`
-                out, given["input"], weight.detach(), *geometry
-            )
+            out = run(ConvolutionBackward, out, given["input"], weight.detach(), *geometry)
         else:
             out = function(*args, **kwargs)
         recorder.record(use(given["input"].detach(), windows), out, weight=weight, bias=given.get("bias"))

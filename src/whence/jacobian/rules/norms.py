@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whence.jacobian.gradients import Layout, fused_kernels, promoted
 from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind
-from whence.jacobian.rules.channels_last import ScaleBackward, has_channels_last
+from whence.jacobian.rules.channels_last import ScaleBackward, has_channels_last, run
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,7 @@ def _as_product(given: Keywords) -> Tensor:
     if not has_channels_last(inputs):
         return torch.addcmul(shift, inputs, scale.reshape(shape))
     out = torch.addcmul(shift, inputs.detach(), scale.reshape(shape))  # with a graph to weight and bias
-    scaled: Tensor = ScaleBackward.apply(out, inputs, scale.detach())  # type: ignore[no-untyped-call]
-    return scaled
+    return run(ScaleBackward, out, inputs, scale.detach())
 
 
 RUNNING = ("input", "running_mean", "running_var", "weight", "bias")
