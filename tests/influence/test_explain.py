@@ -50,7 +50,7 @@ def calibration(leverages: list[float], mean: float = 1.0, variance: float = 1.0
     empty: Any = None
     ordered = torch.tensor(leverages, dtype=torch.float64)
     squares, moments = (empty, empty), (1.0, mean, variance, len(ordered))
-    return Calibration(empty, empty, 1.0, *squares, ordered, ordered, *moments, ordered[:0], ordered[:0], 1.0, None)
+    return Calibration(empty, empty, *squares, ordered, ordered, *moments, ordered[:0], ordered[:0], 1.0, None)
 
 
 def test_scarcity_is_a_rank_among_leave_one_out_leverages() -> None:
@@ -167,7 +167,13 @@ def test_noise_is_told_from_scarcity_under_ekfac_too() -> None:
 
 
 def by_hand(
-    gradients: Any, asked: Any, squares: Any, classes: bool, differing: Any = None, distances: Any = None
+    gradients: Any,
+    asked: Any,
+    squares: Any,
+    classes: bool,
+    differing: Any = None,
+    distances: Any = None,
+    angles: Any = None,
 ) -> dict[str, Any]:
     """Leverages, averages and what is expected there, with dense matrices and scikit-learn.
 
@@ -178,6 +184,7 @@ def by_hand(
         classes: whether gradients have length one.
         differing: (n,) share of the nearest examples that have another label and its error, if these are known.
         distances: (n,) of the examples from others with the same answer, and (m,) of those asked, if these are known.
+        angles: the same from the nearest directions of features, of which there are as many.
     """
     if classes:
         gradients, asked = (g / np.linalg.norm(g, axis=2, keepdims=True) for g in (gradients, asked))
@@ -213,6 +220,11 @@ def by_hand(
     if distances is not None:  # beyond what is usual, they count
         usual = np.quantile(distances[0][some], 0.8)
         left_out, remote = (q * np.maximum(d / usual, 1) for q, d in zip((left_out, leverage), distances, strict=True))
+        usual = np.sort(angles[0][some])[(len(angles[0][some]) - 1) // 2]
+        (low, high), (least, most) = (np.quantile(each[some], (0.5, 0.95)) for each in (left_out, angles[0]))
+        power = d / (d + 16) * min(1, np.log(high / low) / np.log(most / least))
+        far = [np.maximum(each / usual, 0.25) ** power for each in angles]
+        left_out, remote = left_out * far[0], remote * far[1]
     compared = np.sort(left_out[some])
     return {
         "leverage": leverage,
@@ -223,6 +235,13 @@ def by_hand(
         "without itself": curve.predict(average[:n]),
         "limit": limit,
     }
+
+
+def from_nearest_directions(x: Any, asked: Any) -> tuple[Any, Any]:
+    """Mean distances of unit vectors to the five nearest, (n,) of the examples to others, (m,) of those asked."""
+    x, asked = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, asked))
+    near = NearestNeighbors(n_neighbors=5, algorithm="brute").fit(x)
+    return near.kneighbors()[0].mean(1), near.kneighbors(asked)[0].mean(1)
 
 
 def from_same_answers(x: Any, answers: Any, asked: Any, asked_answers: Any) -> tuple[Any, Any]:
@@ -305,7 +324,9 @@ def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> N
     )  # these have oracles of their own
     answers = outputs.argmax(1).numpy()
     distances = from_same_answers(x.numpy(), answers[:21], asked.numpy(), answers[21:])
-    wanted = by_hand(gradients[:21], gradients[21:], squares, True, other_labels(x.numpy(), labels.numpy()), distances)
+    angles = from_nearest_directions(x.numpy(), asked.numpy())
+    differing = other_labels(x.numpy(), labels.numpy())
+    wanted = by_hand(gradients[:21], gradients[21:], squares, True, differing, distances, angles)
     found = tracer.explain(asked)
     assert found.classes
     np.testing.assert_allclose(found.leverage, wanted["leverage"], rtol=1e-7)
@@ -634,8 +655,11 @@ def test_one_output_for_two_classes_has_two_answers(low: float, generator: torch
     outputs = single.predict(x).mean
     assert 0 < int((outputs > (1 + low) / 2).sum()) < 60
     calibration = single._calibration
-    assert calibration.alike is not None
-    assert calibration.alike.counts.tolist() == torch.bincount((outputs > (1 + low) / 2).long().flatten()).tolist()
+    assert calibration.distance is not None
+    assert (
+        calibration.distance.alike.counts.tolist()
+        == torch.bincount((outputs > (1 + low) / 2).long().flatten()).tolist()
+    )
 
 
 def test_an_answer_that_no_training_example_has_borrows_the_shape_of_all(generator: torch.Generator) -> None:
@@ -645,5 +669,5 @@ def test_an_answer_that_no_training_example_has_borrows_the_shape_of_all(generat
     labels = (seen[:, 0] < 0).long()
     tracer = fit(model, [(seen, labels)], likelihood="categorical", ridge=1.0)
     found = tracer.explain(torch.tensor([[0.0, 3.0]], dtype=torch.float64))
-    assert int(tracer._calibration.alike.counts[2]) == 0
+    assert int(tracer._calibration.distance.alike.counts[2]) == 0
     assert found.verdicts == ("scarce data",)

@@ -20,17 +20,9 @@ from torch import Tensor
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
 from whence.errors import InputError
+from whence.influence.features import VOTERS, Answered, FeatureDistance, disagreement, has_several_labels
 from whence.influence.fitted import Fitted, check_traced, divide, effective_number, evenly_spaced, join_batches
-from whence.influence.neighbours import (
-    FEATURE_SHARE,
-    VOTERS,
-    Answered,
-    Neighbours,
-    SameAnswer,
-    disagreement,
-    has_several_labels,
-    predicted_probability,
-)
+from whence.influence.neighbours import FEATURE_SHARE, Neighbours, predicted_probability
 from whence.linalg import largest
 from whence.results import frame
 
@@ -74,10 +66,6 @@ UNSUPPORTED, SUPPORTED = 0.5, 0.95
 one, so that less than one other example is like it, and among the highest, above so large a share of all: the others
 fail to predict it because they are unlike it, be it right or wrong."""
 
-USUAL = 0.8
-"""An input that is further from the training examples with its own answer than so large a share of these are has its
-leverage multiplied by how many times further."""
-
 LEAST_EXCESS = 1.2
 """A leverage below this many times the ordinary one is not called scarce."""
 
@@ -101,8 +89,9 @@ class Explanation(Shown):
             unit.
         scarcity: (m,) leverage, in a metric without labels, over that of an ordinary training example that was left
             out: 1 is ordinary, 3 means that a third as many training examples support the prediction. Ordinary are the
-            training examples around which labels agree. Of a class, times how far the input is beyond what is usual
-            from the training examples with the same answer, in what the last layer is given.
+            training examples around which labels agree. Of a class, times how far the input is from the training
+            examples in what the last layer is given: from those with the same answer, and from the nearest of all, in
+            units of what is usual.
         noise_p: (m,) how often residuals as large would gather around the input by chance, if noise were the same
             everywhere.
         scarcity_p: (m,) share of ordinary training examples whose scarcity, each left out, is at least as large.
@@ -379,7 +368,7 @@ class Calibration:
     have in fits without themselves, h / (1 - h). An input like the training inputs is as likely to rank anywhere among
     them. Training examples around which labels contradict each other are left aside, unless most do: their gradients
     scatter, and their leverages would hide scarce data. Of classes, leverages are multiplied by how far an input is
-    beyond the usual from the training examples with the same answer, in the features of the last layer (`SameAnswer`).
+    from the training examples in the features of the last layer, in units of what is usual (`FeatureDistance`).
 
     Noise: the squared leave-one-out residuals of the training examples (see `squared_residuals`) estimate their noise
     where the network has not learned their labels by heart. Around an input they are averaged with weights a_i^2. An
@@ -396,9 +385,7 @@ class Calibration:
 
     Attributes:
         neighbours: gradients of the training examples' predictions.
-        alike: features of their last layer, by answer; `None` where there are none.
-        usual_distance: from others with the same answer, the root of that leverage, that four in five training examples
-            are within.
+        distance: of features of their last layer; `None` where there are none.
         squares: (n,) squared leave-one-out residuals; zero for examples that do not count.
         supported: (n,) one for examples whose squares count, zero for others: of classes those that no other example
             is like.
@@ -422,8 +409,7 @@ class Calibration:
     """
 
     neighbours: Neighbours
-    alike: SameAnswer | None
-    usual_distance: float
+    distance: FeatureDistance | None
     squares: Tensor
     supported: Tensor
     leverages: Tensor
@@ -490,19 +476,19 @@ class Calibration:
             limit = max(LEAST_DISAGREEMENT, min(NOISIER * usual, max(MOST_DISAGREEMENT, 1.0 - usual)))
         agreeing = interpolated(around, around[order], expected) <= limit
         compared = index[agreeing] if 2 * int(agreeing.sum()) >= len(agreeing) else index
-        alike = SameAnswer.of(known, counted, max(2, fitted.problem.width), FEATURE_SHARE * fitted.problem.budget.limit)
-        usual_distance, notes = 1.0, neighbours.notes
-        if alike is None and known is not None and bool(counted.any()):
-            notes += ("Inputs are not compared with those of the same answer: that would take too much memory.",)
-        if alike is not None and known is not None:
-            distances = alike.leverages_without(known).to(alone).sqrt()
-            usual_distance = float(distances[compared].quantile(USUAL)) if len(compared) else 1.0
-            alone = alone * (distances / usual_distance).clamp_min(1.0)
-        leverages = alone[compared].sort().values
+        leverages, distance, notes = alone[compared], None, neighbours.notes
+        if known is not None and bool(counted.any()):
+            k, d = max(2, fitted.problem.width), known.features.shape[1]
+            if 8 * k * d * d <= FEATURE_SHARE * fitted.problem.budget.limit:
+                distance = FeatureDistance.of(known, counted, compared, leverages, k)
+                these = Answered(known.features[compared], known.answers[compared])
+                leverages = leverages * distance.beyond_usual(these, compared).to(leverages)
+            else:
+                notes += ("Inputs are not compared with those of the same answer: that would take too much memory.",)
+        leverages = leverages.sort().values
         return cls(
             neighbours=neighbours,
-            alike=alike,
-            usual_distance=usual_distance,
+            distance=distance,
             squares=squares,
             supported=supported.to(squares.dtype),
             leverages=leverages,
@@ -541,11 +527,10 @@ class Calibration:
         return divide(weighted.clamp_min(0.0), total, 0.0)
 
     def remoteness(self, leverage: Tensor, answered: Answered | None) -> Tensor:
-        """(m,) leverages, times how far the inputs are beyond the usual from others with the same answer."""
-        if self.alike is None or answered is None:
+        """(m,) leverages, times how many times the usual distance the inputs have from the training examples."""
+        if self.distance is None or answered is None:
             return leverage
-        distance = self.alike.leverages(answered).to(leverage).sqrt()
-        return leverage * (distance / self.usual_distance).clamp_min(1.0)
+        return leverage * self.distance.beyond_usual(answered).to(leverage)
 
     def scarcity_limit(self, level: float) -> float:
         """The scarcity that so large a share of the training examples is below."""

@@ -10,29 +10,28 @@ and the same weights of the training examples, a_i^2 with the alignments a_i = g
 gradients of classes have length one, and lambda is as strong as one training example, so that q is 1 / (1 + c) for c
 training examples like this one. For regression lambda is the ridge of the fit.
 
-Of classes there is a second leverage: that of what the last layer is given, among the training examples with the same
-answer (`SameAnswer`). An input may have an ordinary gradient and yet be unlike all others with its answer.
+Of classes, distances between what the last layer is given count too: see `whence.influence.features`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from whence.curvature.accumulate import ConstantCotangents, LayerGradients, working_precision
 from whence.curvature.leaves import LeafFeatures, leading_directions
 from whence.curvature.primal import Projected, sketch_features, times_lower
 from whence.data.batches import Inputs
+from whence.influence.features import Answered, has_several_labels, outputs_and_features
 from whence.influence.fitted import Fitted, predicted_outputs
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.views import OutputView, SelectedOutputs
 from whence.linalg import eigh, solve_lower
 from whence.runtime.execution import partial_data_error
+from whence.runtime.memory import few_at_once
 
 FEATURES = 2048
 """Random projections of a gradient, where there are more weights."""
@@ -45,9 +44,6 @@ the length counts. With a network that has seen 50,000 images of MNIST once, 97 
 LEAF_FEATURES = 768
 """Leading directions of the leaves of trees, where there are more leaves."""
 
-LEAST_SCATTER = 1e-9
-"""Of features along directions in which none differ, in units of their mean square."""
-
 ITERATIONS = 3
 """Steps of the subspace iteration that finds leading directions."""
 
@@ -59,12 +55,6 @@ LEAST_RIDGE = 1e-9
 
 MOST_DIRECTIONS = 4
 """Directions of the outputs that are looked at, in a regression or where every output has a label of its own."""
-
-VOTERS = 50
-"""Training examples, nearest in the features of the last layer, whose labels an example's own is compared with."""
-
-SHARED_SHAPE = 0.1
-"""Examples, for each feature, that the scatter which all answers share counts as, beside that of each one's own."""
 
 WEIGHED_AT_ONCE = 2**24
 """Numbers (predictions times training examples) that are computed in one go."""
@@ -183,7 +173,7 @@ class Neighbours:
     def leverages_without(self) -> Tensor:
         """(n,) the same, each in the fit without it: the trace of H (1 - H)^-1 for its block H of the hat matrix."""
         blocks = (self.gradients @ self.gradients.mT).double()
-        values = eigh(blocks)[0].clamp(0.0, 1.0 - 1e-9)
+        values = torch.cat([eigh(some)[0] for some in few_at_once(blocks)]).clamp(0.0, 1.0 - 1e-9)
         return (values / (1.0 - values)).sum(1).to(self.gradients.dtype) / blocks.shape[1]
 
     def weights(self, whitened: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -286,160 +276,6 @@ def along(rows: Tensor, directions: Tensor, squares: Tensor) -> tuple[Tensor, Te
     return inside, (squares - inside.square().sum(2)).clamp_min(0.0)
 
 
-def outputs_and_features(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-    """Outputs (m, ..., k), and what the linear layer that runs last is given (m, d).
-
-    The latter is `None` where it is not one vector for each example.
-    """
-    given: list[Tensor] = []
-
-    def record(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        given[:] = arguments[:1]
-
-    layers = [layer for layer in fitted.problem.network.model.modules() if isinstance(layer, nn.Linear)]
-    hooks = [layer.register_forward_pre_hook(record) for layer in layers]
-    try:
-        with torch.no_grad():
-            outputs = fitted.problem.network.shaped(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    vectors = bool(given) and given[0].dim() == 2 and len(given[0]) == len(outputs)
-    return outputs, given[0].to(torch.promote_types(given[0].dtype, torch.float32)) if vectors else None
-
-
-class Answered(NamedTuple):
-    """Features of the last layer, and the class that the network answers."""
-
-    features: Tensor  # (m, d)
-    answers: Tensor  # (m,)
-
-    @classmethod
-    def of(
-        cls, fitted: Fitted, outputs: Tensor, features: Tensor | None, codes: tuple[float, float] | None
-    ) -> Answered | None:
-        """Of outputs (m, k) and features; `None` unless the outputs are one choice among classes.
-
-        Args:
-            fitted: the fit.
-            outputs: of the network.
-            features: what its last layer is given, if that is one vector for each example.
-            codes: what targets are for other classes and for the class itself; `None` where there are no classes.
-        """
-        if codes is None or features is None or has_several_labels(fitted) or outputs[0].numel() != outputs.shape[-1]:
-            return None
-        flat = outputs.reshape(len(outputs), -1)
-        if flat.shape[1] > 1:
-            predicted = predicted_outputs(fitted, outputs)
-            return cls(features, flat.argmax(1) if predicted is None else predicted.squeeze(1))
-        middle = 0.0 if fitted.problem.likelihood.has_classes else sum(codes) / 2  # of logits, and of codes
-        return cls(features, (flat.squeeze(1) > middle).long())
-
-    @staticmethod
-    def joined(parts: Sequence[Answered | None], most: int) -> Answered | None:
-        """All parts, `None` if one of them is, or if there are more than so many features in all."""
-        known = [part for part in parts if part is not None]
-        if not known or len(known) < len(parts) or sum(part.features.numel() for part in known) > most:
-            return None
-        return Answered(*(torch.cat(each) for each in zip(*known, strict=True)))
-
-
-@dataclass(frozen=True)
-class SameAnswer:
-    """Leverages of features among training examples with the same answer; labels do not enter.
-
-    That of a regression with an intercept, 1 / n_c + (x - m_c)^T (S_c + b S)^-1 (x - m_c), for the n_c examples with
-    answer c, their mean m_c and their scatter S_c around it. S is the mean square of all examples around the mean of
-    their answer, and b a tenth of the number of features: an answer that few examples have borrows its shape from all.
-
-    Examples:
-        >>> known = Answered(torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([0, 0, 1, 1]))
-        >>> alike = SameAnswer.of(known, torch.tensor([True, True, True, True]), 2, 1e9)
-        >>> asked = Answered(torch.tensor([[1.0], [5.0]]), torch.tensor([0, 0]))
-        >>> [round(one, 2) for one in alike.leverages(asked).tolist()]
-        [0.5, 8.12]
-    """
-
-    means: Tensor  # (k, d)
-    roots: Tensor  # (k, d, d) lower triangles L with L L^T = S_c + b S
-    counts: Tensor  # (k,) how many examples have this answer
-
-    @classmethod
-    def of(cls, known: Answered | None, counted: Tensor, k: int, limit: float) -> SameAnswer | None:
-        """From the training examples that count, for k possible answers.
-
-        `None` where there are none, or it would take more bytes than the limit. An answer that no example has gets the
-        mean of all and the shape that they share.
-        """
-        if known is None or not bool(counted.any()):
-            return None
-        features, answers = known.features[counted].double(), known.answers[counted]
-        d = features.shape[1]
-        if k * d * d * features.element_size() > limit:
-            return None
-        counts = torch.bincount(answers, minlength=k)
-        sums = features.new_zeros(k, d).index_add_(0, answers, features)
-        empty = (counts == 0).unsqueeze(1)
-        means = torch.where(empty, features.mean(0), sums / counts.clamp_min(1).unsqueeze(1))
-        apart = features - means[answers]
-        shared = SHARED_SHAPE * d * (apart.T @ apart) / max(1, len(apart))
-        shared.diagonal().add_(LEAST_SCATTER * float(features.square().mean()) or 1.0)
-        roots = features.new_empty(k, d, d)
-        for c, root in enumerate(roots):
-            some = apart[answers == c]
-            torch.linalg.cholesky(some.T @ some + shared, out=root)
-        return cls(means, roots, counts)
-
-    def leverages(self, asked: Answered) -> Tensor:
-        """(m,) of features with their answers."""
-        answers, apart = asked.answers, asked.features.double() - self.means[asked.answers]
-        found = 1.0 / self.counts[answers].clamp_min(1).to(apart.dtype)
-        for c in answers.unique().tolist():
-            some = answers == c
-            white = torch.linalg.solve_triangular(self.roots[c], apart[some].T, upper=False)
-            found[some] += white.square().sum(0)
-        return found
-
-    def leverages_without(self, known: Answered) -> Tensor:
-        """(n,) of the training examples themselves, each without itself."""
-        own = self.leverages(known).clamp_max(1.0 - 1e-6)
-        return own / (1.0 - own)
-
-
-def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """(s,) share of the nearest training examples, by cosine of features, whose label is not the example's own.
-
-    And its standard error (s,). An example of a rare class is compared with as many others as that class has: no more
-    could agree with it.
-
-    Args:
-        features: (n, d) of the training examples.
-        labels: (n,) their classes.
-        index: (s,) the examples in question. None of them votes about itself.
-        counted: (n,) which examples count.
-
-    Examples:
-        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.9, 0.1], [0.0, 1.0]])
-        >>> labels, counted = torch.tensor([0, 0, 1, 0]), torch.tensor([True, True, True, True])
-        >>> disagreement(features, labels, torch.tensor([0, 2]), counted)[0]
-        tensor([0.5000, 0.0000])
-    """
-    unit = functional.normalize(features, dim=1)
-    sizes = torch.bincount(labels[counted], minlength=int(labels.max()) + 1)
-    most = min(VOTERS, int(sizes.max()) - 1)
-    found = [unit.new_zeros(2, 0 if most > 0 else len(index))]
-    for some in index.split(max(1, WEIGHED_AT_ONCE // len(unit))) if most > 0 else ():
-        alike = (unit[some] @ unit.T).masked_fill_(~counted, -2.0).scatter_(1, some.unsqueeze(1), -2.0)
-        others = labels[alike.topk(most, dim=1).indices] != labels[some].unsqueeze(1)
-        voters = (sizes[labels[some]] - 1).clamp(0, most).unsqueeze(1)
-        heard = torch.arange(most, device=voters.device) < voters
-        number = voters.squeeze(1).clamp_min(1).to(unit.dtype)
-        share = (others & heard).sum(1) / number
-        found.append(torch.stack([share, (share * (1.0 - share) / number).sqrt()]))
-    shares, errors = torch.cat(found, 1)
-    return shares, errors
-
-
 def leaf_features(fitted: Fitted, model: LeafSum, most: int) -> LeafFeatures:
     """The leading directions of the leaves: those of the fit, where it has them."""
     known = getattr(fitted.bread, "features", None)
@@ -462,12 +298,6 @@ def _own_leverage(white: Tensor, rest: Tensor, gradients: Tensor, ridge: float) 
 def _with_rest(white: Tensor, rest: Tensor) -> Tensor:
     """Whitened gradients (n, c, r) with one more coordinate for each of the c, of squared length (n, c)."""
     return torch.cat([white, torch.diag_embed(rest.sqrt())], 2)
-
-
-def has_several_labels(fitted: Fitted) -> bool:
-    """Whether each of several outputs has a label of its own, yes or no."""
-    likelihood = fitted.problem.likelihood
-    return likelihood.has_classes and not likelihood.couples_outputs and fitted.problem.width > 1
 
 
 def output_directions(outputs: int) -> Tensor:

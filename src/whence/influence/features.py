@@ -1,0 +1,309 @@
+"""How far an input is from the training examples in what the last layer is given; labels do not enter.
+
+A leverage of gradients does not see everything: an input may have an ordinary gradient and yet be unlike all training
+examples with its answer (`SameAnswer`), or point where none of them points (`NearestDirection`). `FeatureDistance` says
+how many times further it is than training examples are from one another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from whence.data.batches import Inputs
+from whence.influence.fitted import Fitted, evenly_spaced, predicted_outputs
+
+LEAST_SCATTER = 1e-9
+"""Of features along directions in which none differ, in units of their mean square."""
+
+VOTERS = 50
+"""Training examples, nearest in the features of the last layer, whose labels an example's own is compared with."""
+
+SHARED_SHAPE = 0.1
+"""Examples, for each feature, that the scatter which all answers share counts as, beside that of each one's own."""
+
+COMPARED_DIRECTIONS = 10_000
+"""Training examples, evenly spaced, among which the nearest direction of features is looked for."""
+
+FEW_FEATURES = 16
+"""Of so many features the distance between directions counts as its root."""
+
+NEAREST_DIRECTIONS = 5
+"""Distances from so many training examples that point nearly the same way are averaged."""
+
+COMPARED_AT_ONCE = 2**24
+"""Pairs of inputs and training examples that are compared in one go."""
+
+USUAL = 0.8
+"""Distances from the training examples with the same answer count beyond those that so large a share of these have."""
+
+NEAREST = 0.25
+"""An input that points exactly where a training example does counts as so many times the usual distance from it."""
+
+
+def outputs_and_features(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """Outputs (m, ..., k), and what the linear layer that runs last is given (m, d).
+
+    The latter is `None` where it is not one vector for each example.
+    """
+    given: list[Tensor] = []
+
+    def record(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        given[:] = arguments[:1]
+
+    layers = [layer for layer in fitted.problem.network.model.modules() if isinstance(layer, nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(record) for layer in layers]
+    try:
+        with torch.no_grad():
+            outputs = fitted.problem.network.shaped(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    vectors = bool(given) and given[0].dim() == 2 and len(given[0]) == len(outputs)
+    return outputs, given[0].to(torch.promote_types(given[0].dtype, torch.float32)) if vectors else None
+
+
+class Answered(NamedTuple):
+    """Features of the last layer, and the class that the network answers."""
+
+    features: Tensor  # (m, d)
+    answers: Tensor  # (m,)
+
+    @classmethod
+    def of(
+        cls, fitted: Fitted, outputs: Tensor, features: Tensor | None, codes: tuple[float, float] | None
+    ) -> Answered | None:
+        """Of outputs (m, k) and features; `None` unless the outputs are one choice among classes.
+
+        Args:
+            fitted: the fit.
+            outputs: of the network.
+            features: what its last layer is given, if that is one vector for each example.
+            codes: what targets are for other classes and for the class itself; `None` where there are no classes.
+        """
+        if codes is None or features is None or has_several_labels(fitted) or outputs[0].numel() != outputs.shape[-1]:
+            return None
+        flat = outputs.reshape(len(outputs), -1)
+        if flat.shape[1] > 1:
+            predicted = predicted_outputs(fitted, outputs)
+            return cls(features, flat.argmax(1) if predicted is None else predicted.squeeze(1))
+        middle = 0.0 if fitted.problem.likelihood.has_classes else sum(codes) / 2  # of logits, and of codes
+        return cls(features, (flat.squeeze(1) > middle).long())
+
+    @staticmethod
+    def joined(parts: Sequence[Answered | None], most: int) -> Answered | None:
+        """All parts, `None` if one of them is, or if there are more than so many features in all."""
+        known = [part for part in parts if part is not None]
+        if not known or len(known) < len(parts) or sum(part.features.numel() for part in known) > most:
+            return None
+        return Answered(*(torch.cat(each) for each in zip(*known, strict=True)))
+
+
+@dataclass(frozen=True)
+class FeatureDistance:
+    """Distances of features from those of the training examples, in units of what is usual among these.
+
+    The product of two: from the examples with the same answer, the root of a leverage (`SameAnswer`), where it is
+    beyond the distance that four in five training examples are within; and from the nearest directions of all examples
+    (`NearestDirection`), over the median of training examples. The latter is raised to a power of at most one, so that
+    it scatters no more among the training examples than their leverages do. Directions of d features say little where
+    d is small: the power is d / (d + 16) at most.
+
+    Examples:
+        >>> known = Answered(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), torch.tensor([0, 0, 1, 1]))
+        >>> leverages = torch.tensor([0.5, 1.0, 0.5, 1.0])
+        >>> far = FeatureDistance.of(known, torch.tensor([True] * 4), torch.arange(4), leverages, 2)
+        >>> asked = Answered(torch.tensor([[1.0, 0.05], [2.0, 1.9]]), torch.tensor([0, 0]))
+        >>> [round(one, 1) for one in far.beyond_usual(asked).tolist()]
+        [1.0, 10.4]
+    """
+
+    alike: SameAnswer
+    nearest: NearestDirection
+    usual: float  # distance from the same answer that four in five training examples are within
+    usual_angle: float  # median distance of training examples from the nearest other directions
+    power: float  # of distances between directions
+
+    @classmethod
+    def of(cls, known: Answered, counted: Tensor, compared: Tensor, leverages: Tensor, k: int) -> FeatureDistance:
+        """From the training examples.
+
+        Args:
+            known: features and answers of all.
+            counted: (n,) which of them count.
+            compared: (s,) the examples whose distances from the others are the usual ones.
+            leverages: (s,) theirs, each left out.
+            k: number of possible answers.
+        """
+        found = cls(SameAnswer.of(known, counted, k), NearestDirection.of(known.features, counted), 1.0, 1.0, 0.0)
+        if not len(compared):
+            return found
+        own = Answered(known.features[compared], known.answers[compared])
+        found = replace(found, usual=float(found.alike.leverages_without(own).sqrt().quantile(USUAL)))
+        angles, remote = found.nearest.distances(own.features, compared), leverages * found.beyond_usual(own, compared)
+        usual_angle, scatter = float(angles.nanmedian()), _scatter(angles)
+        if not usual_angle > 0 or not scatter > 0:  # features are single numbers, or mostly copies of one another
+            return found
+        d = known.features.shape[1]
+        power = d / (d + FEW_FEATURES) * min(1.0, _scatter(remote) / scatter)
+        return replace(found, usual_angle=usual_angle, power=power)
+
+    def beyond_usual(self, asked: Answered, own: Tensor | None = None) -> Tensor:
+        """(m,) how many times the usual distance inputs have; of training examples (m,) each without itself."""
+        leverages = self.alike.leverages(asked) if own is None else self.alike.leverages_without(asked)
+        found = (leverages.sqrt() / self.usual).clamp_min(1.0)
+        if self.power > 0:
+            angles = self.nearest.distances(asked.features, own) / self.usual_angle
+            found = found * angles.clamp_min(NEAREST).to(found) ** self.power
+        return found
+
+
+def _scatter(values: Tensor) -> float:
+    """How far the large ones of some positive values are above their median, as a logarithm."""
+    middle, large = values.double().quantile(values.new_tensor([0.5, 0.95], dtype=torch.float64)).tolist()
+    return math.log(large / middle) if 0 < middle < large < float("inf") else 0.0
+
+
+@dataclass(frozen=True)
+class SameAnswer:
+    """Leverages of features among training examples with the same answer.
+
+    That of a regression with an intercept, 1 / n_c + (x - m_c)^T (S_c + b S)^-1 (x - m_c), for the n_c examples with
+    answer c, their mean m_c and their scatter S_c around it. S is the mean square of all examples around the mean of
+    their answer, and b a tenth of the number of features: an answer that few examples have borrows its shape from all.
+
+    Examples:
+        >>> known = Answered(torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([0, 0, 1, 1]))
+        >>> alike = SameAnswer.of(known, torch.tensor([True, True, True, True]), 2)
+        >>> asked = Answered(torch.tensor([[1.0], [5.0]]), torch.tensor([0, 0]))
+        >>> [round(one, 2) for one in alike.leverages(asked).tolist()]
+        [0.5, 8.12]
+    """
+
+    means: Tensor  # (k, d)
+    roots: Tensor  # (k, d, d) lower triangles L with L L^T = S_c + b S
+    counts: Tensor  # (k,) how many examples have this answer
+
+    @classmethod
+    def of(cls, known: Answered, counted: Tensor, k: int) -> SameAnswer:
+        """From the training examples that count, for k possible answers.
+
+        An answer that no example has gets the mean of all and the shape that they share.
+        """
+        features, answers = known.features[counted].double(), known.answers[counted]
+        d = features.shape[1]
+        counts = torch.bincount(answers, minlength=k)
+        sums = features.new_zeros(k, d).index_add_(0, answers, features)
+        empty = (counts == 0).unsqueeze(1)
+        means = torch.where(empty, features.mean(0), sums / counts.clamp_min(1).unsqueeze(1))
+        apart = features - means[answers]
+        shared = SHARED_SHAPE * d * (apart.T @ apart) / max(1, len(apart))
+        shared.diagonal().add_(LEAST_SCATTER * float(features.square().mean()) or 1.0)
+        roots = features.new_empty(k, d, d)
+        for c, root in enumerate(roots):
+            some = apart[answers == c]
+            torch.linalg.cholesky(some.T @ some + shared, out=root)
+        return cls(means, roots, counts)
+
+    def leverages(self, asked: Answered) -> Tensor:
+        """(m,) of features with their answers."""
+        answers, apart = asked.answers, asked.features.double() - self.means[asked.answers]
+        found = 1.0 / self.counts[answers].clamp_min(1).to(apart.dtype)
+        for c in answers.unique().tolist():
+            some = answers == c
+            white = torch.linalg.solve_triangular(self.roots[c], apart[some].T, upper=False)
+            found[some] += white.square().sum(0)
+        return found
+
+    def leverages_without(self, known: Answered) -> Tensor:
+        """(n,) of training examples, each without itself."""
+        own = self.leverages(known).clamp_max(1.0 - 1e-6)
+        return own / (1.0 - own)
+
+
+@dataclass(frozen=True)
+class NearestDirection:
+    """Directions of the features of some training examples.
+
+    In networks trained for long the length of the features says how sure the network is, and their direction what it
+    sees: an input of a class that is missing from the training set may be near the origin, within the scatter of every
+    class, and yet point where no training example does. Distances are chords between unit vectors, the mean of those
+    to the few nearest.
+
+    Examples:
+        >>> known = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
+        >>> nearest = NearestDirection.of(known, torch.tensor([True, True, True]))
+        >>> [round(one, 3) for one in nearest.distances(torch.tensor([[5.0, 0.0], [1.0, 1.0]])).tolist()]
+        [0.471, 0.765]
+        >>> [round(one, 3) for one in nearest.distances(known, own=torch.arange(3)).tolist()]  # each without itself
+        [0.707, 0.707, 1.414]
+    """
+
+    directions: Tensor  # (r, d) features of training examples, of length one
+    examples: Tensor  # (r,) which training examples these are, ascending
+
+    @classmethod
+    def of(cls, features: Tensor, counted: Tensor) -> NearestDirection:
+        """From features (n, d) of the training examples, of which some count (n,)."""
+        examples = evenly_spaced(counted.nonzero().squeeze(1), COMPARED_DIRECTIONS)
+        return cls(functional.normalize(features[examples], dim=1), examples)
+
+    def distances(self, features: Tensor, own: Tensor | None = None) -> Tensor:
+        """(m,) of features (m, d), which may be training examples (m,): these are not compared with themselves."""
+        found = [features.new_empty(0)]
+        most = min(NEAREST_DIRECTIONS, len(self.examples) - (own is not None))
+        step = max(1, COMPARED_AT_ONCE // max(1, len(self.examples)))
+        for low in range(0, len(features), step):
+            unit = functional.normalize(features[low : low + step], dim=1)
+            alike = unit @ self.directions.T
+            if own is not None:
+                alike.masked_fill_(own[low : low + step].unsqueeze(1) == self.examples, -2.0)
+            near = self.directions[alike.topk(most, dim=1).indices]
+            found.append((unit.unsqueeze(1) - near).norm(dim=2).mean(1))  # products may be rounded, differences are not
+        return torch.cat(found)
+
+
+def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """(s,) share of the nearest training examples, by cosine of features, whose label is not the example's own.
+
+    And its standard error (s,). An example of a rare class is compared with as many others as that class has: no more
+    could agree with it.
+
+    Args:
+        features: (n, d) of the training examples.
+        labels: (n,) their classes.
+        index: (s,) the examples in question. None of them votes about itself.
+        counted: (n,) which examples count.
+
+    Examples:
+        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.9, 0.1], [0.0, 1.0]])
+        >>> labels, counted = torch.tensor([0, 0, 1, 0]), torch.tensor([True, True, True, True])
+        >>> disagreement(features, labels, torch.tensor([0, 2]), counted)[0]
+        tensor([0.5000, 0.0000])
+    """
+    unit = functional.normalize(features, dim=1)
+    sizes = torch.bincount(labels[counted], minlength=int(labels.max()) + 1)
+    most = min(VOTERS, int(sizes.max()) - 1)
+    found = [unit.new_zeros(2, 0 if most > 0 else len(index))]
+    for some in index.split(max(1, COMPARED_AT_ONCE // len(unit))) if most > 0 else ():
+        alike = (unit[some] @ unit.T).masked_fill_(~counted, -2.0).scatter_(1, some.unsqueeze(1), -2.0)
+        others = labels[alike.topk(most, dim=1).indices] != labels[some].unsqueeze(1)
+        voters = (sizes[labels[some]] - 1).clamp(0, most).unsqueeze(1)
+        heard = torch.arange(most, device=voters.device) < voters
+        number = voters.squeeze(1).clamp_min(1).to(unit.dtype)
+        share = (others & heard).sum(1) / number
+        found.append(torch.stack([share, (share * (1.0 - share) / number).sqrt()]))
+    shares, errors = torch.cat(found, 1)
+    return shares, errors
+
+
+def has_several_labels(fitted: Fitted) -> bool:
+    """Whether each of several outputs has a label of its own, yes or no."""
+    likelihood = fitted.problem.likelihood
+    return likelihood.has_classes and not likelihood.couples_outputs and fitted.problem.width > 1
