@@ -69,11 +69,12 @@ def entropy(p: Tensor) -> Tensor:
 
 @torch.no_grad()
 def averaged(network: nn.Module, inputs: Tensor, seed: int) -> Tensor:
-    """(n, k) probabilities, the mean over flipped and shifted copies of each image."""
+    """(n, k) probabilities, the mean over flipped and shifted copies of each image; in half precision on a GPU."""
     draw = torch.Generator().manual_seed(seed)
     total: Tensor = torch.zeros(())
     for _ in range(VIEWS):
-        parts = [network(augment(some, draw)).softmax(1) for some in inputs.split(1000)]
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.is_cuda):
+            parts = [network(augment(some, draw)).float().softmax(1) for some in inputs.split(1000)]
         total = total + torch.cat(parts).cpu()
     return total / VIEWS
 
