@@ -174,7 +174,7 @@ def run(studies: list[Study], given: argparse.Namespace) -> tuple[list[Running],
             done.append(one)
             finish(one, "stopped" if code is None else "done" if code == 0 else f"failed ({code})", given)
         while len(now) < given.at_once:
-            fitting = [study for study in waiting if given.tiny or passed + study.usual < given.deadline]
+            fitting = [study for study in waiting if passed + (0 if given.tiny else study.usual) < given.deadline]
             if not fitting:
                 break
             waiting.remove(fitting[0])

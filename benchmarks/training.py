@@ -193,7 +193,9 @@ def train_captured(
     draw = torch.Generator().manual_seed(seed)
     plan = planned(len(inputs), epochs=epochs, batch=batch, peak=peak, draw=draw, norms=norms or images, shift=shift)
     network.train()
-    Trainer(Adam(decay), losses_of(loss), half=images, shift=shift, graphs=graphs)(network, inputs, targets, plan)
+    trainer = Trainer(Adam(decay), losses_of(loss), half=images, shift=shift, graphs=graphs)
+    trainer(network, inputs, targets, plan)
+    trainer.kinds.clear()  # gives its memory back
     return network.eval()
 
 

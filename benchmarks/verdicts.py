@@ -43,7 +43,7 @@ from .studied import arguments, open_record, options, put, read
 from .training import augment, fault, or_else, train_captured
 
 LEVEL = 0.95
-MEMORY = 24 * 2**30
+MEMORY = 30 * 2**30
 """Bytes of a GPU that a fit may take, so that several studies share it."""
 WEIGHT_DECAY = {"cifar-10": 5e-2}
 PEAK = {True: 3e-3, False: 2e-3}

@@ -7,6 +7,7 @@ for other first weights, labels and examples of the same shape. Without a GPU th
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -241,6 +242,7 @@ class Kind:
         self.moves = None if plan.moves is None else torch.zeros_like(plan.moves, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.captures = trainer.graphs and inputs.is_cuda
 
     def holds(self, inputs: Tensor, plan: Plan) -> bool:
         """Whether its memory is large enough."""
@@ -250,14 +252,11 @@ class Kind:
         """Train a network of this kind."""
         self._load(network, inputs, targets, plan)
         steps = plan.steps
-        if self.trainer.graphs and inputs.is_cuda and (self.graph is not None or steps > WARM):
+        if self.captures and self.graph is None and steps > WARM:
             steps -= self._capture()
-            assert self.graph is not None
-            for _ in range(steps):
-                self.graph.replay()
-        else:
-            for _ in range(steps):
-                self._step()
+        step = self._step if self.graph is None else self.graph.replay
+        for _ in range(steps):
+            step()
         with torch.no_grad():
             for own, given in zip(self._values(self.network), self._values(network), strict=True):
                 given.copy_(own)
@@ -265,9 +264,7 @@ class Kind:
             weight.grad = None
 
     def _capture(self) -> int:
-        """Capture a step, unless that was done before; how many steps were made on the way."""
-        if self.graph is not None:
-            return 0
+        """Capture a step; how many were made on the way. Where it fails, which is said, steps are not captured."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -277,9 +274,13 @@ class Kind:
         for weight in self.parameters:
             weight.grad = None  # the capture makes new ones in memory of its own
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            self._step()
-        self.graph = graph
+        try:
+            with torch.cuda.graph(graph, stream=side):
+                self._step()  # is noted down, not made
+            self.graph = graph
+        except RuntimeError as error:
+            self.captures = False
+            warnings.warn(f"steps are made one by one, since they could not be captured: {error}", stacklevel=4)
         return WARM
 
     def _step(self) -> None:

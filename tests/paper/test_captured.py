@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.nn import functional as F
 
 from whence_paper.captured import (
     Adam,
+    Kind,
     Momentum,
     Plan,
     Trainer,
@@ -138,6 +141,51 @@ def test_moves_without_a_shift_are_refused():
     plan = Plan(index, weight, *constant(0.1, 0.9, 1), drawn_moves(index, 2, torch.Generator()))
     with pytest.raises(ValueError, match="if and only if shift"):
         Trainer(Momentum(), cross_entropy)(small(), x, y, plan)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_steps_before_the_capture_count(monkeypatch, fails):
+    """What a GPU does is played: in a capture nothing is computed, and a replay is a step."""
+    data, draw = images(40), torch.Generator().manual_seed(1)
+    plan = Plan(*in_batches(40, 3, 16, draw), *one_cycle(2e-3, 9))
+    trainer = Trainer(Adam(0.01), cross_entropy)
+    network, other = small(), small()
+    kind = Kind(trainer, network, *data, plan)
+    kind.captures = True
+    step, made = kind._step, []
+
+    def counted() -> None:
+        made.append("step")
+        step()
+
+    def replayed() -> None:
+        made.append("replay")
+        step()
+
+    @contextmanager
+    def capture(graph: object, stream: object):
+        kind._step = lambda: made.append("noted")  # type: ignore[method-assign]
+        yield
+        kind._step = counted  # type: ignore[method-assign]
+        if fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    kind._step = counted  # type: ignore[method-assign]
+    nothing = SimpleNamespace(wait_stream=lambda other: None)
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda: nothing)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=replayed))
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    with pytest.warns(UserWarning, match="made one by one.*not permitted") if fails else nullcontext():
+        kind.run(network, *data, plan)
+    assert made == 3 * ["step"] + ["noted"] + 6 * ["step" if fails else "replay"]
+    Trainer(Adam(0.01), cross_entropy)(other, *data, plan)
+    same(network, other)
+    again = small()
+    kind.run(again, *data, plan)
+    assert made[10:] == 9 * ["step" if fails else "replay"]
+    same(again, other)
 
 
 @pytest.mark.gpu
