@@ -8,6 +8,8 @@ over the halves; the score is its mean over test points. Beside `attribute` (the
 out, summed) and `what_if` (these examples left out together): TRAK from one network and from ten, and EK-FAC influence
 by kronfluence. `--tiny` is a trial of a minute.
 
+`cifar-2` has the images, sizes and training of dattri: cats and dogs, gradient descent with momentum, no augmentation.
+
 `reviews` is a small GPT, trained from scratch on parts of 32 words of 50 film reviews, and asked for the loss of one
 more part of each. There whole reviews are left out, too: the same score over 50 trainings without one of them, which
 start from the first network's own weights.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 import whence
 from whence_paper.texts import reviews
@@ -36,13 +38,13 @@ from .record import failed, save, say
 from .scores import spearman
 from .studied import open_record, options, put, read
 from .trained import LOSSES
-from .training import train
+from .training import descend, train
 
 HALVES = 50
 MEMORY = 24 * 2**30
 """Bytes that a fit may take, so that several studies share a machine."""
 CHECKPOINTS = 10
-DAMPINGS = {"default damping 1e-8": 1e-8, "its own rule": None}
+DAMPINGS: dict[str, float | None] = {"default damping 1e-8": 1e-8, "its own rule": None}
 """Of kronfluence: what it takes if not told, and a tenth of the mean eigenvalue, which its authors suggest."""
 
 
@@ -55,6 +57,7 @@ class Case(studied.Case):
         what_if: whether to leave halves out together, which takes (n k / 2)^3 operations each time.
         projection: numbers that TRAK keeps of a gradient.
         classes: labels that are kept; all of them if there are none.
+        momentum: of gradient descent at a constant rate, in place of AdamW.
     """
 
     epochs: int
@@ -64,6 +67,7 @@ class Case(studied.Case):
     classes: tuple[int, ...] = ()
     rate: float = 1e-3
     batch: int = 128
+    momentum: float | None = None
 
 
 WORDS, LENGTH, PARTS = 300, 32, 10
@@ -98,10 +102,13 @@ CASES: dict[str, Case] = {
         500,
         lambda k: networks.resnet9(k),
         "ResNet-9",
-        15,
-        ("sketch:size=2048",),
+        10,
+        ("sketch:size=2048", "core:size=2048"),
         what_if=True,
         classes=(3, 5),
+        rate=0.01,
+        batch=64,
+        momentum=0.9,
     ),
     "reviews": Case(
         "reviews",
@@ -175,7 +182,17 @@ def train_on(case: Case, classes: int, inputs: Tensor, labels: Tensor, seed: int
     with torch.random.fork_rng(devices=[]):  # modules draw their weights from the global generator
         torch.manual_seed(seed)
         network = case.make(classes).to(inputs.device)
-    flips = case.data == "cifar-10"
+    if case.momentum is not None:
+        return descend(
+            network,
+            inputs,
+            labels,
+            epochs=case.epochs,
+            batch=case.batch,
+            rate=case.rate,
+            momentum=case.momentum,
+            seed=seed,
+        )
     return train(
         network,
         inputs,
@@ -184,7 +201,6 @@ def train_on(case: Case, classes: int, inputs: Tensor, labels: Tensor, seed: int
         seed=seed,
         rate=case.rate,
         batch=case.batch,
-        flips=flips,
         loss=lambda outputs, targets: LOSSES["cross-entropy"](outputs.flatten(0, -2), targets.flatten()),
     )
 
@@ -282,26 +298,27 @@ def linear_weights(network: nn.Module) -> list[str]:
     return [f"{name}.{kind}" for name in layers for kind in ("weight", "bias")]
 
 
-def by_peers(case: Case, checkpoints: list[nn.Module], task: Drawn, kept: Tensor, seed: int) -> dict[str, Any]:
+def by_peers(
+    case: Case, checkpoints: list[nn.Module], task: Drawn, kept: Tensor, seed: int, dampings: Sequence[str]
+) -> dict[str, Any]:
     """TRAK and kronfluence; or why they did not run."""
     known, asked = (task.inputs, task.labels), (task.tests, task.answers)
     found: dict[str, Any] = {}
     for count in dict.fromkeys((1, len(checkpoints))) if task.documents is None else ():
         found[f"TRAK of {count}"] = from_scores(trak.scores(checkpoints[:count], known, asked, case.projection), kept)
-    if task.inputs.is_cuda:
-        return found  # kronfluence is measured on a CPU alone
     try:
-        for name, damping in DAMPINGS.items():
-            pairs = influences.pairwise_influences(
-                checkpoints[0], TensorDataset(*known), TensorDataset(*asked), damping, seed
-            )
-            found[f"kronfluence EK-FAC, {name}"] = from_scores(pairs, kept)
+        pairs = influences.pairwise_influences(
+            checkpoints[0], known, asked, {name: DAMPINGS[name] for name in dampings}, seed
+        )
+        found.update({f"kronfluence EK-FAC, {name}": from_scores(each.cpu(), kept) for name, each in pairs.items()})
     except Exception as error:  # a peer that fails is part of the result
         found["kronfluence EK-FAC"] = failed(error)
     return found
 
 
-def run(case: Case, task: Drawn, seed: int, count: int, checkpoints: int) -> dict[str, Any]:
+def run(
+    case: Case, task: Drawn, seed: int, count: int, checkpoints: int, dampings: Sequence[str] = tuple(DAMPINGS)
+) -> dict[str, Any]:
     """Train, retrain, foresee, compare."""
     start = time.perf_counter()
     classes, device = len(case.classes) or task.classes, task.inputs.device
@@ -318,7 +335,8 @@ def run(case: Case, task: Drawn, seed: int, count: int, checkpoints: int) -> dic
     true = torch.stack(losses)
     retrained = time.perf_counter()
     foreseen: dict[str, Any] = by_whence(case, members[0], task, kept)
-    foreseen.update(by_peers(case, members, task, kept, seed))
+    ours = time.perf_counter()
+    foreseen.update(by_peers(case, members, task, kept, seed, dampings))
     right = torch.cat([members[0](some).argmax(-1) for some in task.tests.split(500)]) == task.answers
     known = {name: value for name, value in foreseen.items() if isinstance(value, Tensor)}
     row = {
@@ -329,6 +347,7 @@ def run(case: Case, task: Drawn, seed: int, count: int, checkpoints: int) -> dic
         "score": {name: score(value[:count], true[:count]) for name, value in known.items()},
         "did_not_run": {name: value["failed"] for name, value in foreseen.items() if name not in known},
         "retraining_s": round(retrained - start, 1),
+        "whence_s": round(ours - retrained, 1),
         "attribution_s": round(time.perf_counter() - retrained, 1),
     }
     if task.documents is not None:
@@ -359,6 +378,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[300, 301, 302])
     parser.add_argument("--halves", type=int, default=HALVES)
     parser.add_argument("--checkpoints", type=int, default=CHECKPOINTS, help="of TRAK")
+    parser.add_argument("--dampings", nargs="*", choices=DAMPINGS, default=list(DAMPINGS), help="of kronfluence")
+    parser.add_argument("--structures", nargs="+", help="in place of each case's")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tiny", action="store_true", help="few examples and epochs")
     parser.add_argument("--out", type=Path, default=Path("out/datamodeling.json"))
@@ -369,8 +390,9 @@ def main() -> None:
         case = CASES[name]
         if given.tiny:
             case = replace(case, **{**TINY, **SMALLER.get(case.data, {})})
+        case = replace(case, structures=tuple(given.structures or case.structures))
         for seed in given.seeds:
-            row = run(case, task_of(case, given, seed), seed, given.halves, given.checkpoints)
+            row = run(case, task_of(case, given, seed), seed, given.halves, given.checkpoints, given.dampings)
             about = {"case": name, "seed": seed, "network": case.describe, "epochs": case.epochs}
             put(record, {**about, "checkpoints": given.checkpoints, **row}, ("case", "seed"))
             save(given.out, record)

@@ -70,7 +70,7 @@ def self_influences(
     """(n,) for each damping: how much an example changes its own loss, which is high where a label does not fit.
 
     Args:
-        network: in evaluation mode.
+        network: in evaluation mode; it is computed where the inputs are.
         inputs: (n, ...).
         targets: labels (n,), or numbers (n, k).
         classes: which of the two.
@@ -78,44 +78,51 @@ def self_influences(
             tenth of their mean.
         seed: of the labels it samples.
     """
-    data = TensorDataset(inputs, targets)
+    data = TensorDataset(inputs.cpu(), targets.cpu())
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # it draws from the global generator
-        analyzer = analyzer_of(network, folder, classes)
+        analyzer = analyzer_of(network, folder, classes, cpu=not inputs.is_cuda)
         fit_factors(analyzer, data, batch=500)
         return {name: _scores(analyzer, data, damping) for name, damping in dampings.items()}
 
 
 def pairwise_influences(
-    network: nn.Module, known: TensorDataset, asked: TensorDataset, damping: float | None, seed: int
-) -> Tensor:
-    """(m, n) how far each training example lowers the loss of each test example, to first order.
+    network: nn.Module,
+    known: tuple[Tensor, Tensor],
+    asked: tuple[Tensor, Tensor],
+    dampings: dict[str, float | None],
+    seed: int,
+) -> dict[str, Tensor]:
+    """(m, n) for each damping: how far each training example lowers the loss of each test example, to first order.
 
     Args:
-        network: a classifier in evaluation mode.
-        known: the training set.
-        asked: the test points.
-        damping: as for `self_influences`.
+        network: a classifier in evaluation mode; it is computed where the inputs are.
+        known: inputs and labels of the training set.
+        asked: those of the test points.
+        dampings: as for `self_influences`.
         seed: of the labels it samples.
     """
     from kronfluence.arguments import ScoreArguments  # a peer, present or not
 
+    train, test = (TensorDataset(*(part.cpu() for part in some)) for some in (known, asked))
+    found: dict[str, Tensor] = {}
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # it draws from the global generator
-        analyzer = analyzer_of(network, folder, classes=True)
-        fit_factors(analyzer, known, batch=500)
-        analyzer.compute_pairwise_scores(
-            scores_name="pairs",
-            factors_name=FACTORS,
-            query_dataset=asked,
-            train_dataset=known,
-            per_device_query_batch_size=50,
-            per_device_train_batch_size=500,
-            score_args=ScoreArguments(damping_factor=damping),
-            overwrite_output_dir=True,
-        )
-        found: Tensor = analyzer.load_pairwise_scores("pairs")["all_modules"]
-    return found.double()
+        analyzer = analyzer_of(network, folder, classes=True, cpu=not known[0].is_cuda)
+        fit_factors(analyzer, train, batch=500)
+        for name, damping in dampings.items():
+            analyzer.compute_pairwise_scores(
+                scores_name="pairs",
+                factors_name=FACTORS,
+                query_dataset=test,
+                train_dataset=train,
+                per_device_query_batch_size=50,
+                per_device_train_batch_size=500,
+                score_args=ScoreArguments(damping_factor=damping),
+                overwrite_output_dir=True,
+            )
+            found[name] = analyzer.load_pairwise_scores("pairs")["all_modules"].double()
+    return found
 
 
 def _scores(analyzer: Any, data: TensorDataset, damping: float | None) -> Tensor:

@@ -34,11 +34,9 @@ from .record import save, say
 from .scores import auroc, ranks, spearman
 from .studied import open_record, options, put
 from .training import augment
-from .verdicts import CASES, Case, trained
+from .verdicts import CASES, MEMORY, Case, trained
 
 CLASSES = 10
-MEMORY = 32 * 2**30
-"""Bytes that a fit may take, so that several studies share a GPU."""
 VIEWS = 8
 """Flipped and shifted copies of an image, over which a loss is averaged."""
 
@@ -71,35 +69,47 @@ def entropy(p: Tensor) -> Tensor:
 
 @torch.no_grad()
 def averaged(network: nn.Module, inputs: Tensor, seed: int) -> Tensor:
-    """(n, k) probabilities, the mean over flipped and shifted copies of each image."""
+    """(n, k) probabilities, the mean over flipped and shifted copies of each image; in half precision on a GPU."""
     draw = torch.Generator().manual_seed(seed)
     total: Tensor = torch.zeros(())
     for _ in range(VIEWS):
-        parts = [network(augment(some, draw)).softmax(1) for some in inputs.split(1000)]
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.is_cuda):
+            parts = [network(augment(some, draw)).float().softmax(1) for some in inputs.split(1000)]
         total = total + torch.cat(parts).cpu()
     return total / VIEWS
 
 
-def cross_validated(case: Case, inputs: Tensor, labels: Tensor, folds: int, seed: int, device: str) -> Tensor:
+def cross_validated(case: Case, task: Task, folds: int, seed: int, learn: Learn) -> Tensor:
     """(n, k) probabilities for each example by a network that did not see it."""
+    inputs = task.inputs
     held = torch.randint(folds, (len(inputs),), generator=torch.Generator().manual_seed(seed))
     p = torch.zeros(len(inputs), CLASSES)
     for fold in range(folds):
         inside, outside = (held != fold).nonzero().squeeze(1), (held == fold).nonzero().squeeze(1)
-        network = trained(case, training_task(inputs[inside], labels[inside]), seed + fold, device)
-        p[outside] = answers_and_features(network, inputs[outside])[0].softmax(1).cpu()
+        there = inside.to(inputs.device)
+        network = learn(case, replace(task, inputs=inputs[there], targets=task.targets[there]), seed + fold)
+        p[outside] = answers_and_features(network, inputs[outside.to(inputs.device)])[0].softmax(1).cpu()
     return p
 
 
-def training_task(inputs: Tensor, labels: Tensor) -> Task:
-    """What `trained` takes."""
-    nobody = labels[:0]
-    return Task(inputs, one_hot(labels, CLASSES).to(inputs.device), inputs[:0], nobody, nobody, -1, None)
+Learn = Callable[[Case, Task, int], nn.Module]
+"""Trains the network of a case with a seed."""
 
 
-def label_scores(network: nn.Module, tracer: whence.Tracer, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def training_task(inputs: Tensor, labels: Tensor, tests: Tensor, answers: Tensor) -> Task:
+    """What `trained` takes: the labels that were given, and test images with the true ones."""
+    return Task(inputs, one_hot(labels, CLASSES).to(inputs.device), tests, answers, answers, -1, None)
+
+
+Looked = tuple[Tensor, Tensor]
+"""Outputs and last features of a network."""
+
+
+def label_scores(
+    network: nn.Module, tracer: whence.Tracer, inputs: Tensor, labels: Tensor, known: Looked
+) -> dict[str, Tensor]:
     """How doubtful each training label is, from one network; the larger, the more."""
-    outputs, features = answers_and_features(network, inputs)
+    outputs, features = known
     coded = one_hot(labels, CLASSES).to(inputs.device)
     loss = F.cross_entropy(outputs, labels.to(outputs.device), reduction="none").cpu()
     draw = torch.Generator().manual_seed(2)
@@ -138,12 +148,11 @@ def voting(features: Tensor, coded: Tensor, count: int = 50) -> Tensor:
 
 
 def doubt_scores(
-    network: nn.Module, found: whence.Explanation, known: tuple[Tensor, Tensor], tests: Tensor
+    network: nn.Module, found: whence.Explanation, labels: Tensor, tests: Tensor, known: Looked, asked: Looked
 ) -> dict[str, Tensor]:
     """How doubtful each test image is."""
-    inputs, labels = known
-    outputs, features = answers_and_features(network, tests)
-    answers, learned = answers_and_features(network, inputs)
+    outputs, features = asked
+    answers, learned = known
     coded = one_hot(labels, CLASSES).to(outputs.device)
     squares = (coded - answers.softmax(1)).square().sum(1)
     scores = {name: getattr(found, name) for name in ("noise", "scarcity", "source", "ratio", "ho", "hec3")}
@@ -157,11 +166,18 @@ def doubt_scores(
     return scores
 
 
-def run(case: Case, split: Split, said: Tensor, answers: Tensor, seed: int, folds: int, device: str) -> dict[str, Any]:
+def run(
+    case: Case, split: Split, said: Tensor, answers: Tensor, seed: int, folds: int, device: str, graphs: bool = True
+) -> dict[str, Any]:
     """One network on one set of labels."""
     clock = Clock()
     inputs, tests = split.inputs.to(device), split.test_inputs.to(device)
-    network = clock.timed("train", lambda: trained(case, training_task(inputs, said), seed, device))
+    task = training_task(inputs, said, tests, split.test_labels)
+
+    def learn(case: Case, task: Task, seed: int) -> nn.Module:
+        return trained(case, task, seed, device, graphs)
+
+    network = clock.timed("train", lambda: learn(case, task, seed))
     given = options(case.structure)["structure"]
     tracer = clock.timed(
         "fit",
@@ -171,25 +187,25 @@ def run(case: Case, split: Split, said: Tensor, answers: Tensor, seed: int, fold
             likelihood="categorical",
             structure=given,
             progress=False,
-            execution=whence.Execution(max_memory=MEMORY),
+            execution=whence.Execution(max_memory=MEMORY if device == "cuda" else None),
         ),
     )
     wrong = said != split.labels[: len(said)]
-    scores = label_scores(network, tracer, inputs, said)
+    known, asked = (answers_and_features(network, some) for some in (inputs, tests))
+    scores = clock.timed("label scores", lambda: label_scores(network, tracer, inputs, said, known))
     if folds:
-        p = clock.timed("cross-validation", lambda: cross_validated(case, inputs, said, folds, seed, device))
+        p = clock.timed("cross-validation", lambda: cross_validated(case, task, folds, seed, learn))
         for name, values in label_quality(p, said).items():
             scores[f"cleanlab {name}, cross-validated"] = values
     found = clock.timed("explain", lambda: tracer.explain(list(tests.split(500))))
     doubts = entropy(answers)
     verdicts = {verdict: torch.tensor([one == verdict for one in found.verdicts]) for verdict in VERDICTS}
-    outputs, _ = answers_and_features(network, tests)
-    doubtful = doubt_scores(network, found, (inputs, said), tests)
+    doubtful = clock.timed("doubt scores", lambda: doubt_scores(network, found, said, tests, known, asked))
     return {
         "n": len(inputs),
         "test": len(tests),
         "wrong_labels": float(wrong.double().mean()),
-        "accuracy": float((outputs.argmax(1).cpu() == split.test_labels).double().mean()),
+        "accuracy": float((asked[0].argmax(1).cpu() == split.test_labels).double().mean()),
         "auroc_wrong": {name: auroc(values.double(), wrong) for name, values in scores.items()},
         "spearman_people": {name: spearman(values, doubts) for name, values in doubtful.items()},
         "verdicts": {
@@ -224,6 +240,7 @@ def main() -> None:
     parser.add_argument("--labels", nargs="+", choices=("aggregate", "worst"), default=["aggregate", "worst"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[300])
     parser.add_argument("--folds", type=int, default=0, help="of the cross-validation for cleanlab; 0 for none")
+    parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True, help="capture steps on a GPU")
     parser.add_argument("--epochs", type=int, default=14)
     parser.add_argument("--batches", type=int, default=5, help="of 10,000 training images each")
     parser.add_argument("--structure", default="sketch:size=1024")
@@ -240,7 +257,7 @@ def main() -> None:
     record = open_record(given.out, given.append)
     for seed in given.seeds:
         for labels in given.labels:
-            row = run(case, split, said[labels], answers, seed, given.folds, given.device)
+            row = run(case, split, said[labels], answers, seed, given.folds, given.device, given.graphs)
             about = {
                 "case": labels,
                 "seed": seed,

@@ -40,10 +40,14 @@ from .data import Split, Task, batches, corrupt, one_hot, read_cifar
 from .record import save, say
 from .scores import auroc
 from .studied import arguments, open_record, options, put, read
-from .training import augment
+from .training import augment, fault, or_else, train_captured
 
 LEVEL = 0.95
+MEMORY = 30 * 2**30
+"""Bytes of a GPU that a fit may take, so that several studies share it."""
 WEIGHT_DECAY = {"cifar-10": 5e-2}
+PEAK = {True: 3e-3, False: 2e-3}
+"""Largest learning rate, for natural images and others."""
 GROUPS = ("noisy", "missing", "right", "wrong")
 CONTRASTS = {"noisy, rest": ("noisy", "other"), "missing, rest": ("missing", "other"), "noisy, missing": GROUPS[:2]}
 
@@ -102,19 +106,54 @@ def drawn(case: Case, split: Split, seed: int) -> Task:
     return Task(split.inputs[chosen], one_hot(said, 10), split.test_inputs[tested], true, true, noisy, missing)
 
 
-def trained(case: Case, task: Task, seed: int, device: str) -> nn.Module:
-    """A network, with AdamW and a rate that rises and falls; images of CIFAR-10 are flipped and shifted."""
+def trained(case: Case, task: Task, seed: int, device: str, graphs: bool = True) -> nn.Module:
+    """A network, with AdamW and a rate that rises and falls; images of CIFAR-10 are flipped and shifted.
+
+    On a GPU steps are captured (`graphs`), and each image of CIFAR-10 is flipped and shifted by itself; the plain loop
+    moves all images of a batch alike.
+    """
+    if device != "cuda" or not graphs:
+        return trained_plainly(case, task, seed, device)
+    natural = case.data == "cifar-10"
+    size = batch_size(case, len(task.inputs))
+    steps = case.epochs * len(task.inputs) // size
+    settings = {"epochs": case.epochs, "batch": size, "peak": PEAK[natural], "decay": weight_decay(case)}
+
+    def quick() -> nn.Module:
+        torch.manual_seed(seed)
+        network = case.make(task.targets.shape[1]).to(device)
+        targets = task.targets.argmax(1) if case.loss == "cross-entropy" else task.targets
+        return train_captured(network, task.inputs, targets, loss=case.loss, seed=seed, images=natural, **settings)
+
+    return or_else(
+        quick,
+        lambda: trained_plainly(case, task, seed, device),
+        lambda network: fault(network, task.test_inputs.to(device), task.test_answers, steps),
+    )
+
+
+def weight_decay(case: Case) -> float:
+    """Of the data set."""
+    return WEIGHT_DECAY.get(case.data, 1e-4)
+
+
+def batch_size(case: Case, n: int) -> int:
+    """Examples a step."""
+    return 256 if case.data == "cifar-10" else 128 if n > 2000 else 32
+
+
+def trained_plainly(case: Case, task: Task, seed: int, device: str) -> nn.Module:
+    """The same with a plain loop."""
     torch.manual_seed(seed)
     network = case.make(task.targets.shape[1]).to(device).train()
     draw = torch.Generator().manual_seed(seed)
     natural = case.data == "cifar-10"
     if natural:
         network = network.to(memory_format=torch.channels_last)  # quicker in half precision
-    size = 256 if natural else 128 if len(task.inputs) > 2000 else 32
-    decay = WEIGHT_DECAY.get(case.data, 1e-4)
+    size, decay = batch_size(case, len(task.inputs)), weight_decay(case)
     optimiser = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=decay)
     steps = case.epochs * -(-len(task.inputs) // size)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3 if natural else 2e-3, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, PEAK[natural], total_steps=steps)
     for _ in range(case.epochs):
         for some in torch.randperm(len(task.inputs), generator=draw).to(device).split(size):
             inputs = augment(task.inputs[some], draw) if natural else task.inputs[some]
@@ -154,11 +193,13 @@ def baselines(case: Case, network: nn.Module, task: Task) -> dict[str, Tensor]:
     }
 
 
-def run_draw(name: str, case: Case, split: Split, seed: int, device: str) -> dict[str, Any]:
+def run_draw(name: str, case: Case, split: Split, seed: int, device: str, graphs: bool = True) -> dict[str, Any]:
     """Train, fit, explain and compare."""
     task = drawn(case, split, seed)
     task = replace(task, **{part: getattr(task, part).to(device) for part in ("inputs", "targets", "test_inputs")})
-    network = trained(case, task, seed, device)
+    clock = time.perf_counter()
+    network = trained(case, task, seed, device, graphs)
+    seconds = {"train": time.perf_counter() - clock}
     likelihood = "categorical" if case.loss == "cross-entropy" else "gaussian"
     targets = task.targets.argmax(1) if case.loss == "cross-entropy" else task.targets
     clock = time.perf_counter()
@@ -168,8 +209,9 @@ def run_draw(name: str, case: Case, split: Split, seed: int, device: str) -> dic
         likelihood=likelihood,
         progress=False,
         structure=options(case.structure)["structure"],
+        execution=whence.Execution(max_memory=MEMORY if device == "cuda" else None),
     )
-    seconds = {"fit": time.perf_counter() - clock}
+    seconds["fit"] = time.perf_counter() - clock
     tests = list(task.test_inputs.split(500))
     clock = time.perf_counter()
     tracer.predict(tests)
@@ -237,6 +279,7 @@ def main() -> None:
     """Run the cases and draws that were asked for."""
     parser = arguments(__doc__, CASES, "verdicts")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True, help="capture steps on a GPU")
     given: argparse.Namespace = parser.parse_args()
     record = open_record(given.out, given.append, level=LEVEL, verdicts=VERDICTS)
     splits: dict[str, Split] = {}
@@ -247,7 +290,7 @@ def main() -> None:
         if case.data not in splits:
             splits[case.data] = read_cifar(Path(given.data)) if case.data == "cifar-10" else read(case.data, given.data)
         for seed in given.seeds:
-            row = run_draw(name, case, splits[case.data], seed, given.device)
+            row = run_draw(name, case, splits[case.data], seed, given.device, given.graphs)
             put(record, row, ("case", "seed"))
             save(given.out, record)
             say(summary(row))

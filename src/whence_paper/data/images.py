@@ -152,13 +152,26 @@ def _read_cifar(folder: Path | None) -> Parts:
     if form == 1:
         return _read_binary(paths[0])
     with ThreadPoolExecutor(6) as threads:
-        images = list(threads.map(_read_residuals, paths[:6]))
+        images = list(threads.map(read_residuals, paths[:6]))
     labels = np.load(paths[6]).astype(np.uint8)
     return [np.concatenate(images[:5]), labels[:50_000], images[5], labels[50_000:]]
 
 
-def _read_residuals(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Stored as R-G, G, B-G, differenced along rows and columns modulo 256."""
+def decoded(path: Path) -> Path:
+    """Where the images of a batch of CIFAR-10 lie once they are decoded.
+
+    Examples:
+        >>> decoded(Path("cifar-10/test_batch.res.xz")).as_posix()
+        'cifar-10/test_batch.npy'
+    """
+    return path.with_name(f"{path.name.removesuffix('.res.xz')}.npy")
+
+
+def read_residuals(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """(n, 3, 32, 32) images stored as R-G, G, B-G, differenced along rows and columns modulo 256; or decoded before."""
+    if decoded(path).exists():
+        found: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = np.load(decoded(path))
+        return found
     with lzma.open(path) as raw:
         coded = np.frombuffer(raw.read(), np.uint8).reshape(-1, 3, 32, 32)
     pixels = coded.cumsum(2, dtype=np.uint8).cumsum(3, dtype=np.uint8)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from whence_paper.baselines import DeepEnsemble, MCDropout
-from whence_paper.baselines.base import Data, Recipe
+from whence_paper.baselines.base import Data, Recipe, Train
 from whence_paper.experiment import Experiment, Settings
 from whence_paper.records import Record, Run
 from whence_paper.tables import Table, mean_and_sd, write_tables
@@ -55,6 +55,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["wine", "fashion-mnist"])
     parser.add_argument("--size", type=int, help="training examples, in place of each case's")
     parser.add_argument("--epochs", type=int, help="in place of each case's")
+    parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True, help="capture steps on a GPU")
 
 
 def chosen(settings: Settings) -> list[tuple[str, Case]]:
@@ -67,18 +68,23 @@ def chosen(settings: Settings) -> list[tuple[str, Case]]:
     return found
 
 
-def looked_at(case: Case, data: Data, inputs: torch.Tensor, seed: int) -> dict[str, Found]:
+def looked_at(
+    case: Case, learn: Train, data: Data, inputs: torch.Tensor, seed: int, before: float | None
+) -> dict[str, Found]:
     """What every method says after training on some data."""
-    recipe = Recipe(lambda: case.make(case.classes), train(case.epochs), data, "categorical", seed)
+    recipe = Recipe(lambda: case.make(case.classes), learn, data, "categorical", seed)
     return {
-        "whence": traced(recipe.network(), data, inputs, case.structure),
+        "whence": traced(recipe.network(), data, inputs, case.structure, before),
         "deep ensemble": sampled(DeepEnsemble(MEMBERS).fit(recipe), inputs),
         "MC dropout": sampled(MCDropout(RATE, PASSES).fit(recipe), inputs),
     }
 
 
-def curves(case: Case, known: Data, asked: Data, seed: int, kind: str, grid: Sequence[float]) -> dict[str, Curve]:
+def curves(
+    case: Case, learn: Train, known: Data, asked: Data, seed: int, kind: str, grid: Sequence[float]
+) -> dict[str, Curve]:
     """One of the two experiments, for every method."""
+    before = None
     accuracy: dict[str, list[float]] = {name: [] for name in METHODS}
     measures: dict[str, dict[str, list[float]]] = {name: {} for name in METHODS}
     for place, share in enumerate(grid):
@@ -89,7 +95,10 @@ def curves(case: Case, known: Data, asked: Data, seed: int, kind: str, grid: Seq
             draw = torch.Generator().manual_seed(1000 * (seed + 1) + place)
             labels = shuffled(known.targets.cpu(), share, draw).to(known.inputs.device)
             data, answers = Data(known.inputs, labels), shuffled(asked.targets.cpu(), share, draw)
-        for name, found in looked_at(case, data, asked.inputs, seed).items():
+        each = looked_at(case, learn, data, asked.inputs, seed, before)
+        if kind != "size":
+            before = each["whence"].measures["untrained leverage"]  # which no label enters
+        for name, found in each.items():
             accuracy[name].append(float((found.predicted == answers).double().mean()))
             for measure, value in found.measures.items():
                 measures[name].setdefault(measure, []).append(value)
@@ -99,9 +108,11 @@ def curves(case: Case, known: Data, asked: Data, seed: int, kind: str, grid: Seq
 def judge(case: Case, settings: Settings, seed: int) -> dict[str, Any]:
     """One run: what every method says in both experiments."""
     known, asked = drawn(case, settings.data, seed, settings.device)
-    grids = {kind: grid[:: 2 if settings.quick else 1] for kind, grid in (("size", SIZES), ("noise", SHUFFLED))}
+    learn = train(case.epochs, settings.graphs)
+    every = 2 if settings.quick else 1
+    grids = {"noise": SHUFFLED[::every], "size": SIZES[::every]}  # with all examples first: memory is taken once
     return {
-        kind: {name: asdict(curve) for name, curve in curves(case, known, asked, seed, kind, grid).items()}
+        kind: {name: asdict(curve) for name, curve in curves(case, learn, known, asked, seed, kind, grid).items()}
         for kind, grid in grids.items()
     }
 

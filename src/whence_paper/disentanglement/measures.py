@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import whence
 from whence_paper.baselines.base import Data, Sampled
 
-AT_ONCE, MEMORY = 500, 8 * 2**30
-"""Examples in one batch of a fit; bytes that it may take, so that several runs share a device."""
+AT_ONCE, MEMORY = 500, 12 * 2**30
+"""Examples in one batch of a fit; bytes of a GPU that it may take, so that several runs share it."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,27 @@ def untrained(network: nn.Module) -> nn.Module:
     return found.to(device)
 
 
-def traced(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> Found:
+def explained(network: nn.Module, data: Data, inputs: Tensor, **settings: Any) -> tuple[whence.Tracer, Any]:
+    """A fit, and what it says about test points."""
+    limit = MEMORY if data.inputs.is_cuda else None
+    tracer = whence.fit(
+        network,
+        data.batches(AT_ONCE),
+        likelihood="categorical",
+        progress=False,
+        execution=whence.Execution(max_memory=limit),
+        **settings,
+    )
+    return tracer, tracer.explain(list(inputs.split(AT_ONCE)), top=1)
+
+
+def untrained_leverage(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> float:
+    """Mean leverage of test points before training. No label enters: it is the same however labels are shuffled."""
+    _, found = explained(untrained(network), data, inputs, structure=structure, ridge=1.0)
+    return float(found.leverage.mean())
+
+
+def traced(network: nn.Module, data: Data, inputs: Tensor, structure: str, before: float | None = None) -> Found:
     """Of one network by `whence`.
 
     "supported noise" is noise times one minus the leverage. With c training examples like an input, its leverage is
@@ -80,20 +100,20 @@ def traced(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> Fo
         data: what it was trained on.
         inputs: test points.
         structure: of the fit.
+        before: `untrained_leverage` of the same inputs, where it is known.
     """
-    tracer = whence.fit(network, data.batches(AT_ONCE), likelihood="categorical", structure=structure, progress=False)
-    batches = list(inputs.split(AT_ONCE))
-    outputs, found = tracer.predict(batches).mean, tracer.explain(batches, top=1)
-    options: dict[str, Any] = {"likelihood": "categorical", "structure": structure, "ridge": 1.0, "progress": False}
-    before = whence.fit(untrained(network), data.batches(AT_ONCE), **options).explain(batches, top=1)
+    tracer, found = explained(network, data, inputs, structure=structure)
+    outputs = tracer.predict(list(inputs.split(AT_ONCE))).mean
+    if before is None:
+        before = untrained_leverage(network, data, inputs, structure)
     measures = {
         "entropy": entropy(outputs.softmax(1)),
         "noise": found.noise,
         "supported noise": found.noise * (1 - found.leverage),
         "leverage": found.leverage,
-        "untrained leverage": before.leverage,
         "scarcity": found.scarcity,
         "Ho": found.ho,
         "HeC3": found.hec3,
     }
-    return Found(outputs.argmax(1).cpu(), {name: float(values.mean()) for name, values in measures.items()})
+    means = {name: float(values.mean()) for name, values in measures.items()}
+    return Found(outputs.argmax(1).cpu(), {**means, "untrained leverage": before})

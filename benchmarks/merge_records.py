@@ -1,0 +1,65 @@
+"""One record of many: the rows of studies that ran as several processes, or on several machines.
+
+    python -m benchmarks.merge_records results/verdicts.json part1.json part2.json
+    python -m benchmarks.merge_records results/paper/disentanglement.json part.json
+
+The first file is written; if it is there, rows are added to it, in place of those with the same case, seed, loss and
+structure. Records of `whence reproduce` are merged as it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from whence_paper.records import Record
+
+from .record import save, say
+
+KEYS = ("case", "seed", "loss", "structure")
+
+
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows of all parts, later ones in place of earlier ones, with all commands; all else is the last part's.
+
+    Examples:
+        >>> one = {"command": "a", "rows": [{"case": "x", "seed": 0, "v": 1}, {"case": "x", "seed": 1, "v": 2}]}
+        >>> two = {"command": "b", "rows": [{"case": "x", "seed": 1, "v": 3}]}
+        >>> found = merged([one, two])
+        >>> found["commands"], [row["v"] for row in found["rows"]]
+        (['a', 'b'], [1, 3])
+    """
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    commands: list[str] = []
+    for part in parts:
+        for row in part["rows"]:
+            key = tuple(row.get(name) for name in KEYS)
+            rows.pop(key, None)
+            rows[key] = row
+        commands += [one for one in part.get("commands", [part["command"]]) if one not in commands]
+    return {**parts[-1], "commands": commands, "rows": list(rows.values())}
+
+
+def main() -> None:
+    """Merge, and say how many rows there are."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("into", type=Path)
+    parser.add_argument("parts", type=Path, nargs="+")
+    given = parser.parse_args()
+    contents = [json.loads(path.read_text()) for path in given.parts]
+    if "experiment" in contents[0]:
+        record = Record(given.into, contents[0]["experiment"])
+        for path in given.parts:
+            record.merge(path)
+        say(f"{given.into}: {len(record.runs())} runs")
+        return
+    old = [json.loads(given.into.read_text())] if given.into.exists() else []
+    found = merged([*old, *contents])
+    save(given.into, found)
+    say(f"{given.into}: {len(found['rows'])} rows")
+
+
+if __name__ == "__main__":
+    main()
