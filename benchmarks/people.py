@@ -34,7 +34,7 @@ from .record import save, say
 from .scores import auroc, ranks, spearman
 from .studied import open_record, options, put
 from .training import augment
-from .verdicts import CASES, MEMORY, Case, trained
+from .verdicts import CASES, Case, execution, trained
 
 CLASSES = 10
 VIEWS = 8
@@ -187,7 +187,7 @@ def run(
             likelihood="categorical",
             structure=given,
             progress=False,
-            execution=whence.Execution(max_memory=MEMORY if device == "cuda" else None),
+            execution=execution(device),
         ),
     )
     wrong = said != split.labels[: len(said)]

@@ -184,7 +184,7 @@ def by_hand(
         classes: whether gradients have length one.
         differing: (n,) share of the nearest examples that have another label and its error, if these are known.
         distances: (n,) of the examples from others with the same answer, and (m,) of those asked, if these are known.
-        angles: the same from the nearest directions of features, of which there are as many.
+        angles: the same from the nearest directions of features, and how many features there are.
     """
     if classes:
         gradients, asked = (g / np.linalg.norm(g, axis=2, keepdims=True) for g in (gradients, asked))
@@ -222,8 +222,8 @@ def by_hand(
         left_out, remote = (q * np.maximum(d / usual, 1) for q, d in zip((left_out, leverage), distances, strict=True))
         usual = np.sort(angles[0][some])[(len(angles[0][some]) - 1) // 2]
         (low, high), (least, most) = (np.quantile(each[some], (0.5, 0.95)) for each in (left_out, angles[0]))
-        power = d / (d + 16) * min(1, np.log(high / low) / np.log(most / least))
-        far = [np.maximum(each / usual, 0.25) ** power for each in angles]
+        power = angles[2] / (angles[2] + 16) * min(1, np.log(high / low) / np.log(most / least))
+        far = [np.maximum(each / usual, 0.25) ** power for each in angles[:2]]
         left_out, remote = left_out * far[0], remote * far[1]
     compared = np.sort(left_out[some])
     return {
@@ -237,11 +237,11 @@ def by_hand(
     }
 
 
-def from_nearest_directions(x: Any, asked: Any) -> tuple[Any, Any]:
-    """Mean distances of unit vectors to the five nearest, (n,) of the examples to others, (m,) of those asked."""
+def from_nearest_directions(x: Any, asked: Any) -> tuple[Any, Any, int]:
+    """Mean distances of unit vectors to the five nearest, (n,) of examples to others, (m,) of those asked; features."""
     x, asked = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, asked))
     near = NearestNeighbors(n_neighbors=5, algorithm="brute").fit(x)
-    return near.kneighbors()[0].mean(1), near.kneighbors(asked)[0].mean(1)
+    return near.kneighbors()[0].mean(1), near.kneighbors(asked)[0].mean(1), x.shape[1]
 
 
 def from_same_answers(x: Any, answers: Any, asked: Any, asked_answers: Any) -> tuple[Any, Any]:
