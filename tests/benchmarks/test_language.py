@@ -217,6 +217,7 @@ def test_where_a_fit_is_refused_as_many_blocks_are_fitted_as_the_error_names(
     assert "| core, 1 column, the last 1 of 6 blocks |" in shown
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("peer", ["kronfluence", "bergson"])
 def test_peers_see_the_same_layers_and_sequences(peer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip(peer)
