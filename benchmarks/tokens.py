@@ -284,7 +284,7 @@ def measure_fit(
     found[label] = row
     once, refused = (row or found)["forward + backward, seconds"], ""
     try:
-        measure_seconds(fit, batches, row, given, once)
+        measure_seconds(fit, batches, row, given, once, asks=bool(given.queries) and name in given.asked)
     except whence.TooLargeError as error:
         refused = str(error)
     if not refused:
@@ -304,7 +304,9 @@ def measure_fit(
         measure_fit(model, batches, found, given, name, fewer, columns)
 
 
-def measure_seconds(fit: Fit, batches: Batches, row: dict[str, Any], given: argparse.Namespace, once: float) -> None:
+def measure_seconds(
+    fit: Fit, batches: Batches, row: dict[str, Any], given: argparse.Namespace, once: float, asks: bool
+) -> None:
     """Add what a fit takes, and its answers, to a row."""
     if not given.cold:
         fit(batches[:1])  # modules are imported and libraries loaded by the first fit of a process
@@ -319,7 +321,7 @@ def measure_seconds(fit: Fit, batches: Batches, row: dict[str, Any], given: argp
     if parts:
         row["stages"] = {part: one / once for part, one in parts.items()}
     say(row)
-    if given.queries:
+    if asks:
         row["variance of the last word and its sequences, seconds"] = asked(kept[0], given)
 
 
@@ -414,6 +416,7 @@ def main() -> None:
     add("--memory", type=float, default=0.0, help="GiB that a fit may take, if not what is free")
     add("--follow", action="store_true", help="where a fit is refused, fit as many blocks as the error names")
     add("--queries", type=int, default=0, help="sequences whose last word is attributed, in seconds")
+    add("--asked", nargs="+", default=["sketch", "core", "ekfac"], help="structures that answer them")
     add("--query-tokens", type=int, default=0, help="their length, if not that of the training sequences")
     add("--cold", action="store_true", help="without a first fit of one batch, which takes long for large layers")
     add("--parameters", default="all", help="names of weights, among the linear layers of the blocks")
