@@ -2,16 +2,17 @@
 
     python -m benchmarks.storage --sequences 70000 --folder DIR --out results/storage.json
 
-A small language model of random weights, short sequences, a sketch of 4,096 features, one column and the residual: 32 kB
-a sequence. The fit may take less memory than the features do, and has a folder for them. Measured: bytes on the disk and
-what `estimate` says of them, peak memory of the process, its own and with the pages of the file that are mapped just
-then, seconds of the fit and of attribution from the file; and that a fit that was stopped in the midst of writing
-resumes to the same numbers.
+A small language model of random weights, short sequences, a sketch of 4,096 features, one column and the residual:
+32 kB a sequence. The fit may take less memory than the features do, and has a folder for them. Measured: bytes on the
+disk and what `estimate` says of them, peak memory of the process, its own and with the pages of the file that are
+mapped just then, seconds of the fit and of attribution from the file; and that a fit that was stopped in the midst of
+writing resumes to the same numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import tempfile
 import threading
@@ -50,7 +51,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Of batches."""
-        return -(-len(self.tokens) // self.batch)
+        return math.ceil(len(self.tokens) / self.batch)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs, and the tokens that follow."""
