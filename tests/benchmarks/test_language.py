@@ -217,6 +217,22 @@ def test_where_a_fit_is_refused_as_many_blocks_are_fitted_as_the_error_names(
     assert "| core, 1 column, the last 1 of 6 blocks |" in shown
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_features_on_a_disk_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from benchmarks import storage
+
+    out = tmp_path / "storage.json"
+    sizes = ("--sequences", "600", "--size", "256", "--batch", "50", "--memory", "0.006", "--every", "0")
+    monkeypatch.setattr(sys, "argv", ["storage.py", *sizes, "--folder", str(tmp_path), "--out", str(out)])
+    storage.main()
+    found = json.loads(out.read_text())["found"]
+    assert found["estimate"]["disk, GiB"] == found["features, GiB"]
+    assert "on disk" in found["fit"]["notes"][0]
+    assert found["attribution"]["batches read"] == 0
+    assert found["stopped after"]
+    assert found["resumed"]["largest difference of a share"] == 0
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("peer", ["kronfluence", "bergson"])
 def test_peers_see_the_same_layers_and_sequences(peer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
