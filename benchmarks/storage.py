@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,17 @@ PEAKS = {
 """Fields of /proc/self/status; the last has the pages of libraries, too."""
 EVERY = 0.02
 """Seconds between two looks at them."""
+
+
+class Counted(Model):
+    """Counts the sequences that run through it."""
+
+    seen: ClassVar[int] = 0  # not of the model, whose state a fit preserves
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of token numbers (n, t)."""
+        Counted.seen += len(x)
+        return super().forward(x)
 
 
 class Loader:
@@ -86,11 +97,17 @@ def watched(work: Callable[[], Any], folder: Path) -> tuple[Any, dict[str, float
     return found, {**row, "taken from the disk, GiB": taken[0] / 2**30}
 
 
+def through(loader: Loader) -> dict[str, float]:
+    """How often the data were read, and run through the network."""
+    passes = {"passes over the loader": loader.read / len(loader)}
+    return {**passes, "passes through the network": Counted.seen / len(loader.tokens)}
+
+
 def measure(given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """Estimate, fit, attribute; stop another fit and resume it."""
     torch.manual_seed(0)
     torch.set_num_threads(given.threads)
-    model = Model(LAYERS, WIDTH, 2, WORDS, TOKENS).eval()
+    model = Counted(LAYERS, WIDTH, 2, WORDS, TOKENS).eval()
     trace(model, LAYERS)
     loader = Loader(given.sequences, given.batch)
     structure = whence.Sketch(size=given.size)
@@ -100,6 +117,7 @@ def measure(given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]
         return whence.Execution(max_memory=given.memory * 2**30, scratch=folder, **more)
 
     def fit(**more: Any) -> whence.Tracer:
+        loader.read = Counted.seen = 0
         return whence.fit(
             model, loader, "categorical", structure, execution=execution(**more), progress=given.progress, **options
         )
@@ -113,11 +131,10 @@ def measure(given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]
         "estimate": {"disk, GiB": planned.disk / 2**30, "memory, GiB": planned.memory / 2**30, "fits": planned.fits},
     }
     yield found
-    loader.read = 0
     tracer, row = watched(fit, folder)
     passes = loader.read / len(loader)
     notes = [note.strip() for note in str(tracer.diagnostics).splitlines() if "on disk" in note]
-    found["fit"] = {**row, "passes over the loader": passes, "notes": notes}
+    found["fit"] = {**row, **through(loader), "notes": notes}
     yield found
     queries = loader.tokens[: given.queries, :-1].roll(1, 0)
     loader.read = 0
@@ -126,15 +143,16 @@ def measure(given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]
     yield found
     del tracer
     kept = folder / "checkpoint"
-    loader.read, loader.most = 0, int((passes - 0.5) * len(loader))
+    # A fit with a checkpoint reads the data once more, before all else, and the last pass writes the features.
+    loader.most = int((passes + 0.5) * len(loader))
     try:
         fit(checkpoint=kept, checkpoint_seconds=given.every)
     except KeyboardInterrupt:
-        found["stopped after"] = f"{loader.read} batches of {len(loader)}"
-    loader.read, loader.most = 0, 0
+        found["stopped"] = through(loader)
+    loader.most = 0
     tracer, row = watched(lambda: fit(checkpoint=kept, checkpoint_seconds=given.every), folder)
+    row |= through(loader)
     again = tracer.attribute(queries, top=100, positions=[-1])
-    row["passes over the loader"] = loader.read / len(loader)
     row["largest difference of a share"] = float((again.hec3.share - first.hec3.share).abs().max())
     row["same first sequences"] = float((again.hec3.index == first.hec3.index).double().mean())
     found["resumed"] = row
