@@ -18,7 +18,14 @@ from torch.utils.data import TensorDataset
 FACTORS = "ekfac"
 
 
-def analyzer_of(network: nn.Module, folder: str, classes: bool = False, cpu: bool = True) -> Any:
+def analyzer_of(
+    network: nn.Module,
+    folder: str,
+    classes: bool = False,
+    cpu: bool = True,
+    modules: list[str] | None = None,
+    copies: bool = True,
+) -> Any:
     """Its analyzer of a copy of a network.
 
     Args:
@@ -26,6 +33,8 @@ def analyzer_of(network: nn.Module, folder: str, classes: bool = False, cpu: boo
         folder: where it keeps its files.
         classes: whether outputs are logits and targets labels; else both are numbers (n, k).
         cpu: whether it computes there, and not on a GPU.
+        modules: names of the layers it tracks, if not all.
+        copies: whether to leave the network itself as it is; it wraps the layers.
     """
     os.environ["ACCELERATE_USE_CPU"] = str(cpu).lower()
     from kronfluence.analyzer import Analyzer, prepare_model  # a peer, present or not
@@ -36,6 +45,7 @@ def analyzer_of(network: nn.Module, folder: str, classes: bool = False, cpu: boo
             outputs, wanted = model(batch[0]), batch[1]
             if classes:
                 outputs, wanted = outputs.flatten(0, -2), wanted.flatten()  # positions are summed over
+                outputs = outputs.float() if outputs.dtype.itemsize < 4 else outputs
                 if sample:
                     wanted = torch.multinomial(outputs.detach().softmax(1), 1).squeeze(1)
                 return F.cross_entropy(outputs, wanted, reduction="sum")
@@ -46,8 +56,11 @@ def analyzer_of(network: nn.Module, folder: str, classes: bool = False, cpu: boo
         def compute_measurement(self, batch: Any, model: nn.Module) -> Tensor:
             return self.compute_train_loss(batch, model)
 
+        def get_influence_tracked_modules(self) -> list[str] | None:
+            return modules
+
     task = Loss()
-    model = prepare_model(deepcopy(network), task)
+    model = prepare_model(deepcopy(network) if copies else network, task)
     return Analyzer("measured", model, task, cpu=cpu, output_dir=folder, disable_tqdm=True)
 
 

@@ -73,36 +73,48 @@ def language(record: Row) -> str:
 
 
 def tokens_large(record: Row) -> str:
-    """What fits of large models cost: one row a model and structure."""
-    lines = []
+    """What fits of large models cost, and their peers' part: one row a model and structure; then what was refused."""
+    lines, refused = [], []
     for run in record["runs"]:
-        found, setting = run["found"], run["setting"]
-        for name, row in found.items():
+        setting = run["setting"]
+        for name, row in run["found"].items():
             if not isinstance(row, dict):
                 continue
-            lines.append(
-                [
-                    setting["shape"],
-                    f"{found['weights'] / 1e9:.2f}",
-                    f"{found['selected'] / 1e9:.2f}",
-                    f"{setting['sequences']:,} x {setting['tokens']:,}",
-                    f"{found['forward + backward, tokens a second']:,.0f}",
-                    name.replace("1 columns", "1 column"),
-                    f"{row['tokens a second']:,.0f}",
-                    f"{row['multiple']:.1f}",
-                    f"{row['peak, GiB']:.0f}",
-                    f"{row[ASKED]:.2f}" if ASKED in row else "",
-                    run["surroundings"]["commit"][:8],
-                ]
-            )
+            found = {**run["found"], **row}  # some blocks alone have passes of their own
+            if "refused" in row:
+                refused.append(f"- {setting['shape']}, {name.replace('1 columns', '1 column')}: {row['refused']}")
+            elif "seconds" in row:
+                lines.append(
+                    [
+                        setting["shape"],
+                        f"{found['weights'] / 1e9:.2f}",
+                        f"{found['selected'] / 1e9:.2f}",
+                        f"{setting['sequences']:,} x {setting['tokens']:,}",
+                        f"{found['forward + backward, tokens a second']:,.0f}",
+                        " ".join([name.replace("1 columns", "1 column"), row.get("version", "")]).strip(),
+                        f"{row['tokens a second']:,.0f}",
+                        f"{row['multiple']:.1f}",
+                        eigenvectors(row),
+                        f"{row['peak, GiB']:.0f}",
+                        next((f"{row[key]:.2f}" for key in ASKED if key in row), ""),
+                        run["surroundings"]["commit"][:8],
+                    ]
+                )
     first = record["runs"][0]["surroundings"]
     head = "sizes of | weights, 10⁹ | traced, 10⁹ | sequences x tokens | forward + backward, tokens/s | fit | tokens/s"
-    head += " | times forward + backward | peak, GiB | 8 queries, s | commit"
+    head += " | times forward + backward | of these eigenvectors | peak, GiB | 8 queries, s | commit"
     place = f"Measured {first['when'][:10]} on {first['gpu']}, torch {first['torch']}."
-    return f"{place} The record has the commands.\n\n{table(head, lines)}"
+    found_too_large = ["Refused before anything was allocated:\n\n" + "\n".join(refused)] if refused else []
+    return "\n\n".join([f"{place} The record has the commands.", table(head, lines), *found_too_large])
 
 
-ASKED = "variance of the last word and its sequences, seconds"
+def eigenvectors(row: Row) -> str:
+    """Times forward + backward that these take, of whichever number of sequences."""
+    found = row.get("stages", {}).get("eigenvectors", row.get("eigenvectors, multiple"))
+    return "" if found is None else f"{found:.1f}"
+
+
+ASKED = ("variance of the last word and its sequences, seconds", "queries, seconds")
 TABLES: dict[str, Callable[[Row], str]] = {"tokens_large": tokens_large}
 TABLES |= dict.fromkeys(("language", "language_small"), language)
 

@@ -21,9 +21,9 @@ def extra_bytes(work: Callable[[], object]) -> int:
     _return_freed()
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to what is resident now
-        before = _status("VmRSS")
+        before = status_bytes("VmRSS")
         work()
-        return max(0, _status("VmHWM") - before)
+        return max(0, status_bytes("VmHWM") - before)
     except OSError:  # not Linux, or not allowed: growth of the highest mark so far, a lower bound
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         work()
@@ -36,7 +36,8 @@ def _return_freed() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _status(field: str) -> int:
+def status_bytes(field: str) -> int:
+    """A size that the system tells of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024

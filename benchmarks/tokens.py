@@ -2,16 +2,18 @@
 
 A GPT-2-like model with random weights: time and memory do not depend on training. The linear layers of its blocks are
 selected, as where such models are traced. `--shape gpt2 --device cuda --dtype bfloat16` has the sizes of GPT-2 small;
-`llama-1b` and `llama-7b` are those of Llama 3.2 1B and Llama 2 7B, as `transformers` builds them.
+`llama-1b` and `llama-7b` are those of Llama 3.2 1B and Llama 2 7B, as `transformers` builds them. A structure may take
+the last blocks alone, as `ekfac@6`; where a fit is refused, `--follow` takes as many as the error names.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +113,28 @@ def built(given: argparse.Namespace) -> nn.Module:
     if given.hidden:
         model: nn.Module = Llama(given)
     else:
-        model = Model(given.layers, given.width, given.heads, given.words, max(given.tokens, given.query_tokens))
+        longest = max(given.tokens, getattr(given, "query_tokens", 0))
+        model = Model(given.layers, given.width, given.heads, given.words, longest)
     model = model.to(given.device, getattr(torch, given.dtype)).eval()
-    for name, module in model.named_modules():
-        wanted = isinstance(module, nn.Linear) and "blocks" in name and "lm_head" not in name
-        for parameter in module.parameters(recurse=False):
-            parameter.requires_grad_(wanted and parameter.ndim == 2)
+    trace(model, given.layers)
     return model
+
+
+def traced(model: nn.Module, layers: int, last: int = 0) -> list[str]:
+    """Names of the linear layers of the last so many blocks of a model with so many; of all for zero."""
+    found = []
+    for name, module in model.named_modules():
+        at = re.search(r"blocks\.(?:model\.layers\.)?(\d+)\.", name)
+        if isinstance(module, nn.Linear) and at is not None and int(at.group(1)) >= layers - (last or layers):
+            found.append(name)
+    return found
+
+
+def trace(model: nn.Module, layers: int, last: int = 0) -> None:
+    """Let the weights of these layers want gradients, and nothing else."""
+    model.requires_grad_(False)
+    for name in traced(model, layers, last):
+        model.get_submodule(name).weight.requires_grad_(True)
 
 
 def clock(device: str) -> float:
@@ -205,55 +222,107 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     if given.device == "cpu":
         torch.set_num_threads(given.threads)
     model = built(given)
+    batches = sequences(given)
+    found: dict[str, Any] = {**passed(model, batches, given), "peak before, GiB": peak(given.device)}
+    say(found)
+    for columns in given.columns:
+        for text in given.structures:
+            name, _, last = text.partition("@")
+            measure_fit(model, batches, found, given, name, int(last or 0), columns)
+    return found
+
+
+def sequences(given: argparse.Namespace) -> list[tuple[Tensor, Tensor]]:
+    """Batches of random tokens, and of those that follow."""
     tokens = torch.randint(0, given.words, (given.sequences, given.tokens + 1), device=given.device)
-    batches = [(some[:, :-1], some[:, 1:].contiguous()) for some in tokens.split(given.batch)]
-    count = given.sequences * given.tokens
+    return [(some[:, :-1], some[:, 1:].contiguous()) for some in tokens.split(given.batch)]
+
+
+def passed(model: nn.Module, batches: list[tuple[Tensor, Tensor]], given: argparse.Namespace) -> dict[str, Any]:
+    """Sizes of a model, and what a forward + backward costs down to the first layer that wants gradients."""
     timed = batches[: max(1, TIMED // given.batch)]
     train(model, timed[:2])  # warm
     share = sum(len(x) for x, _ in timed) / given.sequences
     once = min(spent(lambda: train(model, timed), given.device) for _ in range(3)) / share
-    found: dict[str, Any] = {
+    return {
         "forward + backward, seconds": once,
-        "forward + backward, tokens a second": count / once,
+        "forward + backward, tokens a second": given.sequences * given.tokens / once,
         "weights": sum(p.numel() for p in model.parameters()),
         "selected": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "peak before, GiB": peak(given.device),
     }
-    say(found)
-    structures = {
+
+
+Batches = list[tuple[Tensor, Tensor]]
+Fit = Callable[[Batches], whence.Tracer]
+
+
+def measure_fit(
+    model: nn.Module,
+    batches: Batches,
+    found: dict[str, Any],
+    given: argparse.Namespace,
+    name: str,
+    last: int,
+    columns: int,
+) -> None:
+    """Add a fit of the last so many blocks, all for zero; where it is refused, of as many as the error names."""
+    structure = {
         "sketch": whence.Sketch(size=given.size),
         "core": whence.Core(size=given.size),
         "ekfac": whence.EKFAC(),
-    }
-    for columns in given.columns:
-        for name in given.structures:
-            options: dict[str, Any] = {"ridge": given.ridge, "hessian_columns": columns, "progress": False}
+    }[name]
+    options: dict[str, Any] = {"ridge": given.ridge, "hessian_columns": columns, "progress": False}
+    if given.memory:
+        options["execution"] = whence.Execution(max_memory=int(given.memory * 2**30))
 
-            def fit(name: str = name, options: dict[str, Any] = options, data: Any = batches) -> whence.Tracer:
-                return whence.fit(model, data, "categorical", structures[name], given.parameters, **options)
+    def fit(data: Batches) -> whence.Tracer:
+        return whence.fit(model, data, "categorical", structure, given.parameters, **options)
 
-            if not given.cold:
-                fit(data=batches[:1])  # modules are imported and libraries loaded by the first fit of a process
-            if given.device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            kept: list[whence.Tracer] = []
-            took = spent(lambda fit=fit, kept=kept: kept.append(fit()), given.device)
-            row: dict[str, Any] = {"seconds": took, "multiple": took / once, "tokens a second": count / took}
-            row["peak, GiB"] = peak(given.device)
-            if given.queries:
-                row["variance of the last word and its sequences, seconds"] = asked(kept[0], given)
-            kept.clear()
-            found[f"{name}, {columns} columns"] = row
-            write(given, found)
-            if given.stages:
-                with stages(given.device) as seconds:
-                    fit()
-                row["stages"] = {label: one / once for label, one in seconds.items()}
-            if given.profile:
-                row["kernels"] = profiled(fit, given.device)
-            say(f"{name}, {columns} columns", row)
-            write(given, found)
-    return found
+    trace(model, given.layers, last)
+    label = f"{name}, {columns} columns" + (f", the last {last} of {given.layers} blocks" if last else "")
+    row = passed(model, batches, given) if last else {}
+    found[label] = row
+    once, refused = (row or found)["forward + backward, seconds"], ""
+    try:
+        measure_seconds(fit, batches, row, given, once, asks=bool(given.queries) and name in given.asked)
+    except whence.TooLargeError as error:
+        refused = str(error)
+    if not refused:
+        if given.stages:
+            with stages(given.device) as seconds:
+                fit(batches)
+            row["stages"] = {part: one / once for part, one in seconds.items()}
+        if given.profile:
+            row["kernels"] = profiled(lambda: fit(batches), given.device)
+    else:
+        row["refused"] = refused
+    say(label, row)
+    write(given, found)
+    named = re.search(r"the last (\d+) of", refused)
+    fewer = int(named.group(1)) if named else last - 1
+    if refused and given.follow and fewer > 0:
+        measure_fit(model, batches, found, given, name, fewer, columns)
+
+
+def measure_seconds(
+    fit: Fit, batches: Batches, row: dict[str, Any], given: argparse.Namespace, once: float, asks: bool
+) -> None:
+    """Add what a fit takes, and its answers, to a row."""
+    if not given.cold:
+        fit(batches[:1])  # modules are imported and libraries loaded by the first fit of a process
+    if given.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    kept: list[whence.Tracer] = []
+    with ExitStack() as stack:
+        parts = stack.enter_context(stages(given.device)) if given.parts else {}
+        took = spent(lambda: kept.append(fit(batches)), given.device)
+    row |= {"seconds": took, "multiple": took / once, "tokens a second": given.sequences * given.tokens / took}
+    row["peak, GiB"] = peak(given.device)
+    if parts:
+        row["stages"] = {part: one / once for part, one in parts.items()}
+    say(row)
+    if asks:
+        row["variance of the last word and its sequences, seconds"] = asked(kept[0], given)
 
 
 def asked(tracer: whence.Tracer, given: argparse.Namespace) -> float:
@@ -312,9 +381,8 @@ def errors(draws: int, sequences: int, width: int, columns: tuple[int, ...]) -> 
     return rows
 
 
-def main() -> None:
-    """Measure and write everything down."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where it runs, sizes, and the name of the file."""
     add = parser.add_argument
     add("--device", default="cpu")
     add("--dtype", default="float32")
@@ -326,20 +394,36 @@ def main() -> None:
     add("--keys", type=int, default=0, help="heads of keys and values of a Llama, if fewer")
     add("--sequences", type=int, default=32)
     add("--batch", type=int, default=8)
+    add("--out", type=Path)
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options, with the sizes of the shape that was asked for."""
+    parser.set_defaults(**SHAPES[parser.parse_known_args()[0].shape])
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and write everything down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_options(parser)
+    add = parser.add_argument
     add("--columns", type=int, nargs="+", default=[4, 16])
     add("--structures", nargs="+", default=["sketch", "core", "ekfac"])
     add("--ridge", type=float, default=1.0)
     add("--stages", action="store_true", help="fit once more, and say what its parts take, in multiples too")
+    add("--parts", action="store_true", help="the same, from the fit that is timed")
+    add("--memory", type=float, default=0.0, help="GiB that a fit may take, if not what is free")
+    add("--follow", action="store_true", help="where a fit is refused, fit as many blocks as the error names")
     add("--queries", type=int, default=0, help="sequences whose last word is attributed, in seconds")
+    add("--asked", nargs="+", default=["sketch", "core", "ekfac"], help="structures that answer them")
     add("--query-tokens", type=int, default=0, help="their length, if not that of the training sequences")
     add("--cold", action="store_true", help="without a first fit of one batch, which takes long for large layers")
     add("--parameters", default="all", help="names of weights, among the linear layers of the blocks")
     add("--profile", action="store_true", help="fit once more, and list the kernels that take longest")
     add("--errors", type=int, default=0, help="instead, errors of variances over so many draws")
     add("--small", type=int, nargs=2, default=[120, 4], help="with --errors: sequences, and width of the model")
-    add("--out", type=Path)
-    parser.set_defaults(**SHAPES[parser.parse_known_args()[0].shape])
-    given = parser.parse_args()
+    given = parsed(parser)
     write(given, {"errors": errors(given.errors, *given.small, given.columns)} if given.errors else measure(given))
 
 

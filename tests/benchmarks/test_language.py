@@ -188,6 +188,71 @@ def test_sizes_by_name(shape: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert f"| {shape} | 0.00 |" in tokens_large({"runs": [record]})
 
 
+def test_where_a_fit_is_refused_as_many_blocks_are_fitted_as_the_error_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In bfloat16, with fewer heads of keys than of queries: core and EKFAC, of all blocks and of the last."""
+    from benchmarks.language_tables import tokens_large
+
+    from benchmarks import tokens
+
+    out = tmp_path / "tokens.json"
+    sizes = ("--shape", "llama-tiny", "--layers", "6", "--keys", "2", "--dtype", "bfloat16", "--sequences", "16")
+    more = ("--columns", "1", "--ridge", "100", "--cold", "--parts", "--follow", "--out", str(out))
+    monkeypatch.setattr(sys, "argv", ["tokens.py", *sizes, *more, "--structures", "core", "ekfac@2"])
+    tokens.main()
+    found = json.loads(out.read_text())["found"]
+    assert found["core, 1 columns"]["stages"]["eigenvectors"] > 0
+    assert 3 * found["ekfac, 1 columns, the last 2 of 6 blocks"]["selected"] == found["selected"]
+
+    monkeypatch.setattr(sys, "argv", ["tokens.py", *sizes, *more, "--structures", "core", "--memory", "0.006"])
+    tokens.main()
+    record = json.loads(out.read_text())
+    found = record["found"]
+    assert "What would fit: the last 1 of 6 layers" in found["core, 1 columns"]["refused"]
+    assert found["core, 1 columns, the last 1 of 6 blocks"]["tokens a second"] > 0
+    record["surroundings"]["gpu"] = "none"
+    shown = tokens_large({"runs": [record]})
+    assert "- llama-tiny, core, 1 column: expected a fit by core of" in shown
+    assert "| core, 1 column, the last 1 of 6 blocks |" in shown
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_features_on_a_disk_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from benchmarks import storage
+
+    out = tmp_path / "storage.json"
+    sizes = ("--sequences", "600", "--size", "256", "--batch", "50", "--memory", "0.006", "--every", "0")
+    monkeypatch.setattr(sys, "argv", ["storage.py", *sizes, "--folder", str(tmp_path), "--out", str(out)])
+    storage.main()
+    found = json.loads(out.read_text())["found"]
+    assert found["estimate"]["disk, GiB"] == found["features, GiB"]
+    assert "on disk" in found["fit"]["notes"][0]
+    assert found["attribution"]["batches read"] == 0
+    assert found["stopped"]["passes over the loader"] > found["fit"]["passes over the loader"]
+    assert found["resumed"]["largest difference of a share"] == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("peer", ["kronfluence", "bergson"])
+def test_peers_see_the_same_layers_and_sequences(peer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip(peer)
+    from benchmarks.language_tables import tokens_large
+
+    from benchmarks import tokens_peers
+
+    out = tmp_path / "peers.json"
+    sizes = ("--shape", "llama-tiny", "--keys", "2", "--sequences", "12", "--batch", "4", "--queries", "3")
+    monkeypatch.setattr(sys, "argv", ["tokens_peers.py", *sizes, "--peers", peer, f"{peer}@1", "--out", str(out)])
+    tokens_peers.main()
+    record = json.loads(out.read_text())
+    found = record["found"]
+    assert 2 * found[f"{peer}, the last 1 of 2 blocks"]["selected"] == found["selected"]
+    assert found[peer]["queries, seconds"] > 0
+    record["surroundings"]["gpu"] = "none"
+    assert f"| {peer} {found[peer]['version']} |" in tokens_large({"runs": [record]})
+
+
 def test_the_loss_without_a_text_is_that_of_a_newton_step() -> None:
     """At a stationary point of softmax regression: leave an example out, take one Newton step, read its loss."""
     from benchmarks.language import added_loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import whence
 from networks import Decoder
+from whence.runtime.memory import drop_pages, on_disk
 from whence.trust import trust_of_fit
 
 WORDS, LENGTH = 13, 6
@@ -204,6 +206,23 @@ def test_features_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         one, other = (tracer.predict(test, outputs="predicted").variance(name) for tracer in (found, wanted))
         torch.testing.assert_close(one, other, rtol=1e-10, atol=0)
     torch.testing.assert_close(found.attribute(test, top=3).hec3.share, wanted.attribute(test, top=3).hec3.share)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_pages_of_a_file_are_dropped_and_nothing_is_lost(tmp_path: Path) -> None:
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("RssFile", "RssShmem"))) // 1024
+
+    mapped, before = on_disk(tmp_path, (16, 2**20), torch.float32), resident()
+    mapped.copy_(torch.arange(16.0).unsqueeze(1))
+    assert resident() - before > 60  # MiB
+    for low in (0, 4):
+        drop_pages(mapped[low : low + 8])
+    assert resident() - before < 24
+    drop_pages(mapped[3, 5:9])  # less than a page
+    drop_pages(mapped[:, 7])  # no part of the file in one piece
+    assert torch.equal(mapped, torch.arange(16.0).unsqueeze(1).expand_as(mapped))
 
 
 def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

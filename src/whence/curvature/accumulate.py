@@ -26,7 +26,7 @@ from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import in_half
 from whence.linalg import gradients_not_finite
 from whence.runtime.execution import Chunks, State, partial_data_error
-from whence.runtime.memory import Budget, on_disk, readable
+from whence.runtime.memory import Budget, drop_pages, on_disk, readable
 from whence.runtime.model_state import one_thread, rounded_products
 
 Cotangents = Callable[[slice, int], Tensor]
@@ -494,19 +494,29 @@ class TrainingRows:
                 pieces = problem.passes.over(pieces, lambda item: item[0], label, state, known, resumable=False)
             elif problem.passes.closed and not self._everywhere:
                 raise partial_data_error()
-            yield from pieces
+            for where, rows in pieces:
+                yield where, rows
+                if self._mapped is not None:
+                    drop_pages(self._rows_on_disk(where))
             return
         found: list[tuple[slice, Tensor]] = []
         mine = problem.local_rows
         for where, rows in self._computed(label, state, given):
             if self._mapped is not None:
-                into = self._mapped[where.start - mine.start :][: len(rows)]
+                into = self._rows_on_disk(where)
                 found.append((where, into.copy_(rows)))
+                drop_pages(into)
             elif self.in_memory:
                 found.append((where, rows))
             yield where, rows
         if sum(len(rows) for _, rows in found) == mine.stop - mine.start:
             self._cached = found  # a reader that stops early, or starts late, keeps nothing
+
+    def _rows_on_disk(self, where: slice) -> Tensor:
+        """The part of the file that belongs to some examples of this process."""
+        assert self._mapped is not None
+        first = self.problem.local_rows.start
+        return self._mapped[where.start - first : where.stop - first]
 
     def _computed(self, label: str, state: State | None, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
         """The same from the training data; rows of a batch that will be cached as one: products of few are slow."""
@@ -537,6 +547,7 @@ class TrainingRows:
         found = [rows for _, rows in self.read("rows")]
         everything = process_group.all_gather(torch.cat(found) if found else None, "rows", problem.device)
         self._cached, self._everywhere, self.in_memory = [(slice(0, problem.n), everything)], True, True
+        self._mapped = None
 
     def of_groups(
         self,

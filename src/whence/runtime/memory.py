@@ -9,6 +9,7 @@ import shutil
 import sys
 import uuid
 from contextlib import suppress
+from mmap import PAGESIZE
 from pathlib import Path
 
 import torch
@@ -21,6 +22,9 @@ RESERVE = 0.8
 
 UNKNOWN = 4 * 2**30
 """The memory that is assumed on a system that does not report it."""
+
+MADV_DONTNEED = 4
+"""Of madvise(2) on Linux."""
 
 MANY = 2**15
 """Numbers in the small matrices that a GPU decomposes at once."""
@@ -107,6 +111,20 @@ def on_disk(folder: str | os.PathLike[str], shape: tuple[int, ...], dtype: torch
     with suppress(OSError):
         path.unlink()
     return found
+
+
+def drop_pages(mapped: Tensor) -> None:
+    """Let go of the pages of a part of a file that is mapped into memory: they are read again when they are needed.
+
+    Nothing is lost, as the file is shared. The system would drop them itself, but only where memory is short: until
+    then they count as this process's.
+    """
+    if sys.platform != "linux" or not mapped.is_contiguous():
+        return
+    start, stop = mapped.data_ptr(), mapped.data_ptr() + mapped.nbytes
+    low, high = -(-start // PAGESIZE) * PAGESIZE, stop // PAGESIZE * PAGESIZE  # whole pages alone
+    if high > low:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(low), ctypes.c_size_t(high - low), MADV_DONTNEED)
 
 
 def few_at_once(matrices: Tensor, most: int | None = None) -> tuple[Tensor, ...]:
