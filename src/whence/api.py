@@ -142,8 +142,8 @@ def fit(
     """
     execution = checked_execution(execution)
     if not isinstance(model, nn.Module):
-        trees = fitted_trees(model, train_loader, likelihood, structure, parameters, ridge)
-        model, train_loader, likelihood, structure = trees.model, trees.batches, trees.likelihood, trees.structure
+        found = fitted_trees(model, train_loader, likelihood, structure, parameters, ridge)
+        model, train_loader, likelihood, structure = found
     processes = open_process_group(execution.distributed)
     with processes.reporting_errors():
         options = FitOptions(
@@ -158,7 +158,6 @@ def fit(
             leverage=leverage,
             columns=check_columns(hessian_columns),
             execution=execution,
-            seed=execution.seed,
         )
         return run_fit(options, model, train_loader, processes, progress)
 

@@ -281,8 +281,10 @@ def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None
     ax.plot([0, 100], [0, 100], color=LINE, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
     for group, chosen in _back_to_front(groups or [Group("predictions")] * len(x)):
         colour, marker, area, opacity = STYLES[group.tone]
-        style: Any = {"edgecolors": _edge(group), "linewidths": 0.0 if _edge(group) == "white" else 1.2, "zorder": 2}
-        ax.scatter(x[chosen], y[chosen], area, colour, marker=marker, alpha=opacity, label=group.name, **style)
+        style = _edge(group, 0.0)
+        ax.scatter(
+            x[chosen], y[chosen], area, colour, marker=marker, alpha=opacity, label=group.name, zorder=2, **style
+        )
     ax.set(xlim=(-2, 102), ylim=(-2, 102), aspect="equal", xlabel="rank by Ho, %", ylabel="rank by HeC3, %")
     if groups is not None:
         handles, names = ax.get_legend_handles_labels()
@@ -365,9 +367,8 @@ def source_map(
     ax = axes(ax)
     for depth, (group, members) in enumerate(_back_to_front(groups or by_source(uncertainty))):
         chosen = members[np.argsort(-areas[members], kind="stable")]  # small circles on top of large ones
-        plain, edge = group.tone == "plain", _edge(group)
-        width = 0 if plain else 0.4 if edge == "white" else 1.2
-        style: Any = {"edgecolors": edge, "linewidths": width, "alpha": 0.3 if plain else 0.65, "zorder": 2 + depth}
+        plain = group.tone == "plain"
+        style = {**_edge(group, 0.0 if plain else 0.4), "alpha": 0.3 if plain else 0.65, "zorder": 2 + depth}
         ax.scatter(east[chosen], north[chosen], areas[chosen], STYLES[group.tone][0], label=group.name, **style)
     middle = math.radians(float(np.clip(north, -85, 85).mean()))
     ax.set(xlabel="longitude, °", ylabel="latitude, °", aspect=1.0 / math.cos(middle))
@@ -429,9 +430,10 @@ def _back_to_front(groups: Sequence[Group]) -> list[tuple[Group, Any]]:
     return [(group, np.flatnonzero([other == group for other in groups])) for group in reversed(front_first)]
 
 
-def _edge(group: Group) -> str:
-    """The edge of a group's marks: vermillion around blue for predictions with both sources."""
-    return VERMILLION if group.tone == "noise" and group.name == BOTH else "white"
+def _edge(group: Group, width: float) -> dict[str, Any]:
+    """White edges of so many points around a group's marks; vermillion around blue for both sources."""
+    both = group.tone == "noise" and group.name == BOTH
+    return {"edgecolors": VERMILLION if both else "white", "linewidths": 1.2 if both else width}
 
 
 def _areas(errors: Any, scale: float) -> Any:

@@ -16,7 +16,7 @@ import oracles
 import whence
 from classification import PROBLEMS, Problem
 from doubles import fit
-from whence.trust.exact import Deletion, ExactSolver, most_influential, random_signs
+from whence.trust.assessment import Deletion, ExactSolver, most_influential, random_signs
 
 RIDGE = 0.5
 PRECISE = (1e-13, 2000, float("inf"))

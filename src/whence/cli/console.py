@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args
 
@@ -162,9 +162,12 @@ class Output:
             table.add_row(*row)
         self.console.print(Padding(table, (0, 0, 0, 2)))
 
-    def file(self, name: str, path: Path) -> None:
+    def files(self, files: Mapping[str, Path | None]) -> None:
         """Where something was written; never broken into two lines, so that it can be copied."""
-        self.console.print(f"[bold]{name:<9}[/]  {escape(str(path))}", soft_wrap=True)
+        for name, path in files.items():
+            if path is not None:
+                name = "All rows" if name == "csv" else name.capitalize()
+                self.console.print(f"[bold]{name:<9}[/]  {escape(str(path))}", soft_wrap=True)
 
     def finish(self, content: Any) -> None:
         """The JSON object, where it was asked for."""

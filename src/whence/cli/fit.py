@@ -111,9 +111,7 @@ def fit(
         write_report(tracer, out, source.call("test_loader"), trusted)
     output, files = Output(as_json), {"report": out, "saved": save}
     content = _print_fit(output, tracer, trusted, source.suspects(tracer), chosen)
-    for name, path in files.items():
-        if path is not None:
-            output.file(name.capitalize(), path)
+    output.files(files)
     output.finish({**content, "files": files, "seconds": round(time.perf_counter() - began, 1)})
 
 
@@ -126,8 +124,7 @@ def _print_fit(
     notes = notes + [str(one.value) for one in tracer.diagnostics if one.name == "note"]
     output.say(repr(tracer))
     output.head("What the fit found")
-    shown = [[one.name, one.value if isinstance(one.value, str) else figure(one.value), one.words] for one in findings]
-    output.rows(shown, right=(1,))
+    output.rows([[one.name, one.shown, one.words] for one in findings], right=(1,))
     output.notes(notes)
     output.head("How far to trust it")
     output.say(f"  {found.value}: {found.words}" if trust is None else f"  {trust.headline}")

@@ -85,8 +85,7 @@ def predict(
         output.head("How good they are, by the targets that came along")
         output.rows([[one.name, figure(one.value), one.words] for one in scores], right=(1,))
     output.say()
-    if not as_json:
-        output.file("All rows", path)
+    output.files({"csv": path})
     found = {"rows": frame.to_dict(orient="records"), "scores": {one.name: one.value for one in scores}}
     output.finish({**found, "notes": saved.notes, "files": {"csv": csv}})
 
@@ -149,7 +148,7 @@ def report(
     saved = _load(folder, data, spec, rows, delimiter, not quiet)
     saved.report(out)
     output.notes(saved.notes)
-    output.file("Report", out)
+    output.files({"report": out})
     output.finish({"report": out, "notes": saved.notes})
 
 

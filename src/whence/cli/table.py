@@ -28,14 +28,6 @@ ADVICE = {
     "both": "check the labels, and collect more",
     CHECK_INPUT: "the input itself cannot be right, as far as its columns show",
 }
-FILES = {
-    "csv": "All rows",
-    "report": "Report",
-    "saved": "Saved",
-    "worklist": "Worklist",
-    "labelling": "Labelling",
-    "corrected": "Corrected",
-}
 FORMATS = {"label-studio": ".json", "csv": ".csv"}  # of a worklist, and the ending of its file
 SUSPECTS = 5
 TRACED, ALL_TRACED = 500, 2000  # predictions that a report traces to training rows; all of them up to the second number
@@ -316,9 +308,7 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
     if "import" in content:
         _print_answers(output, content["import"], rows["test"])
     output.say()
-    for name, path in content["files"].items():
-        if path is not None:
-            output.file(FILES[name], path)
+    output.files(content["files"])
     output.fact("Time", f"{content['seconds']:.0f} s")
 
 

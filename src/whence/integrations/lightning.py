@@ -69,9 +69,8 @@ class WhenceCallback(Callback):
         model = pl_module if self.network is None else self.network(pl_module)
         with preserved(model):
             model.eval()
-            ridge = self.ridge
-            if ridge is None:
-                ridge = ridge_of(decay_of(trainer.optimizers), loader, self.likelihood, model)
+            decay = decay_of(trainer.optimizers)
+            ridge = ridge_of(decay, loader, self.likelihood, model) if self.ridge is None else self.ridge
             execution = by_one_process(self.options.get("execution"))  # the other processes are not here
             options = {**self.options, "execution": execution}
             self.tracer = fit(model, loader, self.likelihood, self.structure, ridge=ridge, **options)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from whence.display import number, percent
+from whence.display import percent
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped, using_model
 from whence.influence.intervals import Intervals
@@ -25,7 +25,6 @@ from whence.report.charts import charts
 from whence.report.inputs import InputView, as_pair
 from whence.report.task import UNKNOWN, DataSource, Predictions, TrainingLabels, rows_of_trees
 from whence.report.traced import Traced, actions, trace
-from whence.results import Finding
 from whence.trust import Check, Trust, trust_of_fit
 
 TITLE = "How uncertain are these predictions, and why?"
@@ -115,7 +114,6 @@ class Report:
         intervals: Intervals | None = None,
         examples: Any = None,
     ) -> None:
-        """Compute everything."""
         check_level(level)
         check_count(traced, "traced")
         check_ungrouped(fitted)
@@ -282,11 +280,6 @@ def _predict(
     if intervals is None and training.task.kind == "regression":
         intervals = Intervals.of(fitted)
     return Predictions(uncertainty, training.task, intervals, read), first[0]
-
-
-def value_text(finding: Finding) -> str:
-    """The value of a finding."""
-    return finding.value if isinstance(finding.value, str) else number(finding.value, 4)
 
 
 def _checks(fitted: Fitted, traced: Traced, trust: Trust, looked: bool) -> Iterator[Check]:

@@ -47,7 +47,6 @@ class TextTable:
     notes: tuple[str, ...] = ()  # what was guessed or repaired
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self.rows)
 
     def take(self, which: Any) -> TextTable:

@@ -35,6 +35,7 @@ from whence.tabular.columns import (
     column_from_json,
     describe_styles,
     detect_column,
+    examples,
     is_missing,
 )
 from whence.tabular.files import TextTable
@@ -111,9 +112,9 @@ class TableModel:
             cells = table.columns[column.name]
             odd = column.unrecognized(cells)
             if odd.any():
-                shown = ", ".join(repr(str(cell)) for cell in list(dict.fromkeys(cells[odd]))[:3])
                 what = "a category that training never had" if column.kind == "category" else f"no {column.kind}"
-                notes.append(f"{column.name!r} holds {what} in {int(odd.sum())} of {len(odd)} rows, such as {shown}")
+                rows = f"{int(odd.sum())} of {len(odd)} rows"
+                notes.append(f"{column.name!r} holds {what} in {rows}, such as {examples(cells[odd])}")
         return notes + self.clipped(table)
 
     def clipped(self, table: TextTable) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -16,16 +15,6 @@ from whence.errors import InputError
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.trees import TreeEnsemble, read
-
-
-@dataclass(frozen=True)
-class FittedTrees:
-    """Trees as a network of leaf values, with their training data in batches."""
-
-    model: LeafSum
-    batches: list[tuple[Any, ...]]
-    likelihood: Likelihood
-    structure: Structure
 
 
 def leaf_sum(model: Any) -> tuple[LeafSum, TreeEnsemble]:
@@ -96,8 +85,11 @@ LARGEST_SHRINKAGE = 0.9  # of several trees: without shrinkage they share direct
 
 def fitted_trees(
     model: Any, data: Any, likelihood: str | Likelihood | None, structure: str | Structure, parameters: Any, ridge: Any
-) -> FittedTrees:
-    """What `whence.fit` works on, for trees of any library, scaled so that a ridge of one is their own by default."""
+) -> tuple[LeafSum, list[tuple[Any, ...]], Likelihood, Structure]:
+    """Model, batches, likelihood and structure for `whence.fit`, of trees of any library.
+
+    Leaf values are scaled so that a ridge of one is the trees' own by default.
+    """
     if not isinstance(parameters, str) or parameters != "all":
         raise InputError(f'expected parameters="all" for trees, all leaf values, got {parameters!r}. Leave it out.')
     network, ensemble = leaf_sum(model)
@@ -126,8 +118,7 @@ def fitted_trees(
             f"expected structure to be one of {', '.join(map(repr, STRUCTURES))}, or whence.Exact, for trees, got "
             f"{structure!r}. Kronecker factors and sketches of layers have no meaning for leaf values."
         )
-    chosen = STRUCTURES[structure]() if isinstance(structure, str) else structure
-    return FittedTrees(network, batches, likelihood, chosen)
+    return network, batches, likelihood, STRUCTURES[structure]() if isinstance(structure, str) else structure
 
 
 def read_ensemble(model: Any) -> TreeEnsemble:

@@ -122,11 +122,9 @@ class Trust(Shown):
     seconds: float = field(default=0.0, compare=False)
 
     def __iter__(self) -> Iterator[Check]:
-        """All checks in order."""
         return iter(self.checks)
 
     def __getitem__(self, name: str) -> Check:
-        """A check by its name."""
         return {check.name: check for check in self.checks}[name]
 
     @property
@@ -154,7 +152,6 @@ class Trust(Shown):
         return frame({name: [list(self._all(name))] for name in ("name", "level", "figures", "words")})
 
     def __repr__(self) -> str:
-        """The headline."""
         return f"Trust({self.headline})"
 
     def _table(self) -> Table:
@@ -493,12 +490,10 @@ def share_inside_core(fitted: Fitted) -> float | None:
     features, d = core.features, problem.selection.size
     if not features.orthonormal or features.size >= d or not fitted.all_outputs or not _can_sample(fitted):
         return None
-    sample = affordable_sample(d, problem.k, problem.budget.limit)
-    if sample is None:
-        return math.nan
     problem.passes.trim_memory()
     try:
-        return _sampled_share(fitted, core, features, *sample)
+        sample = affordable_sample(d, problem.k, problem.budget.limit)
+        return math.nan if sample is None else _sampled_share(fitted, core, features, *sample)
     except RuntimeError as error:
         if not is_full(error):
             raise
@@ -608,14 +603,10 @@ class _Sample:
             one[0] = -one[-1] if k > 1 else 1.0  # equal signs say nothing about classes, whose logits have no level
         return cls(counts, signs)
 
-    @property
-    def index(self) -> list[int]:
-        """All of them in order."""
-        return sorted(self.counts.keys() | self.signs.keys())
-
     def examples(self, fitted: Fitted) -> Iterator[tuple[int, Inputs]]:
-        """Each with its inputs, as a batch of one."""
-        for which, inputs, _ in training_examples(fitted, torch.tensor(self.index, device=fitted.problem.device)):
+        """All of them in order, each with its inputs, as a batch of one."""
+        index = sorted(self.counts.keys() | self.signs.keys())
+        for which, inputs, _ in training_examples(fitted, torch.tensor(index, device=fitted.problem.device)):
             for place, at in enumerate(which.tolist()):
                 yield at, take(inputs, slice(place, place + 1))
 
