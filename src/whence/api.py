@@ -21,7 +21,7 @@ from whence.results import Uncertainty, join
 from whence.runtime.execution import Execution, asks_back, checked_execution
 from whence.runtime.processes import open_process_group
 from whence.tracer import Tracer
-from whence.trees.network import fitted_trees, leaf_sum, training_batches
+from whence.trees import fitted_trees, leaf_sum, training_batches
 
 Loss = Literal["mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy"]
 

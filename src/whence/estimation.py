@@ -27,7 +27,7 @@ from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.runtime.execution import Execution, Progress, checked_execution, clock
 from whence.runtime.memory import Budget, readable
 from whence.runtime.model_state import check_model, preserved
-from whence.trees.network import fitted_trees
+from whence.trees import fitted_trees
 
 
 @dataclass(frozen=True)

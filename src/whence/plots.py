@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Sized
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -32,6 +33,7 @@ from whence.influence import Explanation
 from whence.influence.explanation import BOTH, CONFIDENT, NOISY, SCARCE
 from whence.influence.fitted import check_ungrouped
 from whence.influence.training import cooks_distance, label_suspicion
+from whence.likelihoods import Bernoulli, Categorical
 from whence.report import Group, Tone
 from whence.report.charts import kept_risk
 from whence.results import Uncertainty
@@ -544,17 +546,10 @@ def decision_regions(
 
 def decisions(uncertainty: Uncertainty) -> tuple[Numbers, Numbers]:
     """(m,) the class decided for, and (m,) how many standard deviations of HeC3 it leads by."""
-    mean = uncertainty.mean
-    if mean.shape[1] == 1:
-        choice, lead = (mean[:, 0] > 0).long(), mean[:, 0].abs()
-        variance = uncertainty.variance("hec3")[:, 0]
-    else:
-        best = mean.topk(2, dim=1)
-        choice, lead = best.indices[:, 0], best.values[:, 0] - best.values[:, 1]
-        rows, (a, b) = torch.arange(len(mean), device=mean.device), best.indices.T
-        covariance = uncertainty.covariance("hec3")
-        variance = covariance[rows, a, a] + covariance[rows, b, b] - 2 * covariance[rows, a, b]
-    sigmas = lead / variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+    mean, alone = uncertainty.mean, uncertainty.mean.shape[1] == 1
+    decided = replace(uncertainty, likelihood=Bernoulli() if alone else Categorical())  # whatever the loss was
+    choice, variance = (mean[:, 0] > 0).long() if alone else mean.argmax(1), decided.margin_variance()
+    sigmas = decided.margin / variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
     return choice.cpu().numpy(), sigmas.cpu().numpy()
 
 

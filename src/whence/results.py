@@ -497,7 +497,9 @@ class Diagnostics(Shown):
         return findings_table(self, "What was approximated, guarded or repaired")
 
     def __str__(self) -> str:
-        return "\n".join(f"{one.name}: {one.shown}" + f" ({one.words})" * bool(one.words) for one in self)
+        values = (one.value if isinstance(one.value, str) else f"{one.value:.6g}" for one in self)
+        pairs = zip(self, values, strict=True)
+        return "\n".join(f"{one.name}: {value}" + f" ({one.words})" * bool(one.words) for one, value in pairs)
 
 
 def findings_table(diagnostics: Diagnostics, title: str) -> Table:
