@@ -22,7 +22,7 @@ from typer import Argument, Option
 
 import whence
 from whence.cli import console
-from whence.cli.console import LACKING, Output, figure, jsonable, stop
+from whence.cli.console import LACKING, Output, jsonable, stop
 from whence.errors import InputError, TooLargeError
 from whence.tabular.fitted import FIT, check_folder, read_description, replacing_folder
 
@@ -39,17 +39,11 @@ def fit(
     spec: Annotated[
         Path, Argument(help="A Python file with model(), train_loader(), perhaps test_loader(); or a model's folder.")
     ],
-    texts: Annotated[
-        Path | None, Option(help="The JSONL file a language model was trained on.", dir_okay=False)
-    ] = None,
+    texts: Annotated[Path | None, Option(help="The JSONL file a language model learned from.", dir_okay=False)] = None,
     tokens: Annotated[int, Option(min=2, help="Of a text that are read at most.")] = 512,
     batch: Annotated[int, Option(min=1, help="Texts that are run at once.")] = 8,
-    likelihood: Annotated[
-        str | None, Option(help="The loss it was trained with: gaussian, categorical or bernoulli.")
-    ] = None,
-    structure: Annotated[
-        console.Structure | None, console.one_of(console.Structure, "Of the curvature; exact by default.")
-    ] = None,
+    likelihood: Annotated[str | None, Option(help="Loss of the training: gaussian, categorical or bernoulli.")] = None,
+    structure: console.Structure = None,
     parameters: Annotated[list[str] | None, Option(help="all, last_layer, or patterns of names; repeatable.")] = None,
     ridge: Annotated[str | None, Option(help="Lambda on the sum scale, auto or loo.")] = None,
     recenter: Annotated[bool, Option("--recenter", help="Take the last step to the optimum in the fit.")] = False,
@@ -132,8 +126,7 @@ def _print_fit(
         output.rows([[check.level, check.name, check.text] for check in trust])
     if suspects:
         output.head("Which texts to look at first")
-        shown = [[str(one["text"]), figure(one["suspicion"]), one["begins"]] for one in suspects]
-        output.rows(shown, ["text", "suspicion", "begins"], right=(0, 1))
+        output.rows([[*one.values()] for one in suspects], list(suspects[0]), right=(0, 1))
     return {
         **({"suspects": suspects} if suspects else {}),
         "examples": tracer.problem.n,
