@@ -135,7 +135,7 @@ class Report:
         self.traced = trace(fitted, test_data, self.predictions.uncertainty, float(level), traced, examples)
         with using_model(fitted):
             self.trust = trust_of_fit(fitted) if trust is None else trust
-        self.checks = list(_checks(fitted, self.traced, self.trust, looked=trust is not None))
+        self.checks = list(_checks(fitted, self.traced, self.trust, sampled=trust is not None))
         self.charts = charts(self.predictions)
         todo = actions(fitted, self.traced, self.training.contradicted)
         self.suspects = self.training.order[:SUSPECTS].tolist()  # training examples whose labels to doubt
@@ -282,9 +282,9 @@ def _predict(
     return Predictions(uncertainty, training.task, intervals, read), first[0]
 
 
-def _checks(fitted: Fitted, traced: Traced, trust: Trust, looked: bool) -> Iterator[Check]:
+def _checks(fitted: Fitted, traced: Traced, trust: Trust, sampled: bool) -> Iterator[Check]:
     """What `Tracer.trust`, or the fit itself, found, and how the tracing went; notes have the level "note"."""
-    if not looked and fitted.diagnostics["structure"] != "exact":
+    if not sampled and fitted.diagnostics["structure"] != "exact":
         text = "How far variances are from those of the exact curvature: that takes a closer look at some predictions."
         yield Check("Not checked", "note", {}, text)
     for one in trust:

@@ -51,7 +51,7 @@ class UsualValues:
         """From the training rows."""
         values = {str(name): ordered_values(column) for name, column in train.items()}
         known = {name: np.sort(one[np.isfinite(one)]) for name, one in values.items() if one is not None}
-        dates = frozenset(name for name in known if train[name].dtype.kind == "M")
+        dates = frozenset(str(name) for name, column in train.items() if column.dtype.kind == "M" and name in known)
         return cls(
             {name: one for name, one in known.items() if len(np.unique(one)) > 2},
             {name: Counter(map(cell_text, train[name])) for name, one in values.items() if one is None},

@@ -147,8 +147,8 @@ def _check_steps(
     solver: ExactSolver, sample: list[Inputs], deletions: list[Deletion], steps: ExactSteps, errors: Tensor
 ) -> tuple[Check, Check]:
     """Stationarity and linearization: what exact steps do to predictions, linearized and by the network itself."""
-    fitted, problem, taken = solver.fitted, solver.problem, solver.fitted.loo.recenter
-    direction = fitted.step.direction if taken else None
+    fitted, problem, recentered = solver.fitted, solver.problem, solver.fitted.loo.recenter
+    direction = fitted.step.direction if recentered else None
     remaining = steps.newton if direction is None else steps.newton - direction
     size = float(remaining.norm() / problem.weights().norm().clamp_min(torch.finfo(remaining.dtype).tiny))
     change = _root_mean_square(solver.output_change(sample, remaining).norm(dim=1), errors)
@@ -158,14 +158,14 @@ def _check_steps(
     training = (batch.inputs for batch in problem.read("trust, step"))
     factor = checks.factor_after_step(fitted, solver.output_change(training, steps.newton))
     far, trees = newton > checks.NEWTON_CHANGE[1], isinstance(problem.network.model, LeafSum)
-    stationarity = checks.stationarity(size, change, factor, taken, far, trees)
-    if not (trees and not taken):  # of trees nothing is concluded from the solves
+    stationarity = checks.stationarity(size, change, factor, recentered, far, trees)
+    if recentered or not trees:  # of trees nothing is concluded from the solves
         stationarity = if_solved(stationarity, solver.residual)
     loo, own = 0.0, 0.0
     if deletions:
         _, loo, hidden = linearization_error(solver, sample, direction, steps.deletions)
         own = own_linearization_error(solver, deletions, direction, steps.deletions)
-    return stationarity, if_solved(checks.linearization(loo, own, newton, taken, hidden), solver.residual)
+    return stationarity, if_solved(checks.linearization(loo, own, newton, recentered, hidden), solver.residual)
 
 
 def _check_ridges(fitted: Fitted, sample: list[Inputs], late: bool) -> Check:
@@ -360,7 +360,7 @@ class ExactSolver:
         HeC3 has the weights that the fit gave to its examples, so that the curvature alone is compared.
         """
         found: dict[str, list[Tensor]] = {"laplace": [], "ho": [], "hec3": []}
-        most = self.at_once()
+        most = self.in_memory()
         for inputs, every in zip(sample, directions, strict=True):
             for low in range(0, len(every), most):
                 some = every[low : low + most]
@@ -386,7 +386,7 @@ class ExactSolver:
         roots = problem.hessian_roots
         traced = signs if roots is None else torch.einsum("nkq,hnq->hnk", roots, signs)
         right = torch.cat([newton, self._transposed(masks[1:first_trace] * residuals), self._transposed(traced)])
-        chunks = zip(right.split(self.at_once()), masks.split(self.at_once()), strict=True)
+        chunks = zip(right.split(self.in_memory()), masks.split(self.in_memory()), strict=True)
         solved = torch.cat([self.solve(*chunk) for chunk in chunks])
         traces = (right[first_trace:] * solved[first_trace:]).sum(1)
         without = solved[1:first_trace]
@@ -415,7 +415,7 @@ class ExactSolver:
         """J v (m, k) of batches of inputs."""
         return torch.cat([self.jacobian.jvp(inputs, step.unsqueeze(0))[0] for inputs in batches])
 
-    def at_once(self) -> int:
+    def in_memory(self) -> int:
         """How many right-hand sides memory allows at once."""
         row = VECTORS_PER_SOLVE * self.problem.selection.size * self.problem.outputs.element_size()
         return max(1, int(0.3 * self.problem.budget.limit) // row)
