@@ -344,8 +344,8 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
         return replace(tracer, diagnostics=Diagnostics((chosen, *_diagnose(tracer, source))))
 
 
-SHORT, LASTS = 5e7, 5.0
-"""Numbers of all gradients, examples times outputs times weights, up to which no fit lasts; and seconds that do."""
+SHORT = 5e7  # numbers in all gradients (examples x outputs x weights) below which the time of a fit is not estimated
+LASTS = 5.0  # seconds from which on a fit is announced
 
 
 def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> None:
@@ -387,10 +387,10 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     shares = []
     for check in trust:
         name, words = SHARES.get(check.name, ("", ""))
-        if name and not check.numbers:
-            shares.append(Finding(name, "not checked", check.words))
-        elif name and not (check.name == "eigenbasis" and check.level == "fine"):
-            shares.append(Finding(name, next(iter(check.numbers.values())), words))
+        if not name or (check.name == "eigenbasis" and check.level == "fine"):
+            continue
+        share = next(iter(check.numbers.values()), None)
+        shares.append(Finding(name, "not checked", check.words) if share is None else Finding(name, share, words))
     finding = Finding("trust", trust.level, MEANING[trust.level] + (f" ({flagged})" if flagged else ""))
     return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics.findings, *shares, finding)))
 

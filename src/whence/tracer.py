@@ -392,7 +392,7 @@ class Tracer(Fitted):
 
     @cached_property
     def _quick_calibration(self) -> Calibration:
-        """The same where none of many training examples are named."""
+        """The same for `explain(x, top=0)` with many training examples: gradients along fewer directions."""
         with using_model(self):
             return Calibration.of(self, quick=True)
 

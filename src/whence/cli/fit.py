@@ -189,7 +189,7 @@ class SpecFile:
         """What one of its functions returns, such as `test_loader`."""
         if not self.has(name):
             raise InputError(f"expected {self.path} to define a function {name}(), got none.")
-        return self._blame(getattr(self._module, name), f"{name}()")
+        return self._run_code(getattr(self._module, name), f"{name}()")
 
     def model(self) -> nn.Module:
         """The trained network, in evaluation mode."""
@@ -220,12 +220,12 @@ class SpecFile:
         sys.path.insert(0, folder)  # so that it imports its neighbours, as it would when run by itself
         sys.modules[name] = module  # so that its classes know their module
         try:
-            self._blame(lambda: loader.exec_module(module), "the file")
+            self._run_code(lambda: loader.exec_module(module), "the file")
         finally:
             sys.path.remove(folder)
         return module
 
-    def _blame(self, work: Callable[[], Any], what: str) -> Any:
+    def _run_code(self, work: Callable[[], Any], what: str) -> Any:
         try:
             return work()
         except whence.WhenceError:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 RARE = 0.025  # share of training rows below which a value counts as unusually small, large or rare
 CENTRE = 0.005  # share of the training values of a column, on each side, that do not count for its range; one at least
 BEYOND, ACROSS_ZERO = 3.0, 0.5
-"""A number that no training value is near cannot be where the gap is so many times the range of its column: zero and
-below in a column of positive numbers from a smaller gap on, as zeros often stand for what was not measured."""
+"""A number is impossible where its distance from the nearest training value is so many times the range of its column;
+zero and below, in a column of positive numbers, from the smaller factor on: zeros often stand for what is missing."""
 CONSTANT = 0.001
 """Share of training rows that may have one number in all their columns where such a row is called impossible."""
 

@@ -360,7 +360,7 @@ class ExactSolver:
         HeC3 has the weights that the fit gave to its examples, so that the curvature alone is compared.
         """
         found: dict[str, list[Tensor]] = {"laplace": [], "ho": [], "hec3": []}
-        most = self.in_memory()
+        most = self.chunk_size()
         for inputs, every in zip(sample, directions, strict=True):
             for low in range(0, len(every), most):
                 some = every[low : low + most]
@@ -386,7 +386,7 @@ class ExactSolver:
         roots = problem.hessian_roots
         traced = signs if roots is None else torch.einsum("nkq,hnq->hnk", roots, signs)
         right = torch.cat([newton, self._transposed(masks[1:first_trace] * residuals), self._transposed(traced)])
-        chunks = zip(right.split(self.in_memory()), masks.split(self.in_memory()), strict=True)
+        chunks = zip(right.split(self.chunk_size()), masks.split(self.chunk_size()), strict=True)
         solved = torch.cat([self.solve(*chunk) for chunk in chunks])
         traces = (right[first_trace:] * solved[first_trace:]).sum(1)
         without = solved[1:first_trace]
@@ -415,7 +415,7 @@ class ExactSolver:
         """J v (m, k) of batches of inputs."""
         return torch.cat([self.jacobian.jvp(inputs, step.unsqueeze(0))[0] for inputs in batches])
 
-    def in_memory(self) -> int:
+    def chunk_size(self) -> int:
         """How many right-hand sides memory allows at once."""
         row = VECTORS_PER_SOLVE * self.problem.selection.size * self.problem.outputs.element_size()
         return max(1, int(0.3 * self.problem.budget.limit) // row)
