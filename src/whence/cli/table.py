@@ -129,7 +129,7 @@ def table(
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
     if corrected is not None:
         content["files"]["corrected"] = corrected
-        write_csv(corrected, read.frame())
+        write_csv(corrected, read.columns)
     if export_file is not None:
         items = work_items(prepared, fitted, labels, export_rows)
         content["files"] |= write_worklist(export_file, items, prepared.model.target)
@@ -209,7 +209,7 @@ def _fit_summary(
     verdicts, wrong = predictions.frame["verdict"], labels.wrong()
     parts = {"held_out": split.test, "unlabelled": split.unlabelled, "all": slice(None)}
     trust = next(one for one in tracer.diagnostics if one.name == "trust")
-    sizes = {"inputs": len(model.inputs), "width": model.width, "weights": model.weights}
+    sizes = {"inputs": len(model.inputs), "width": model.width, "weights": tracer.problem.selection.size}
     score = "RMSE" if model.target.task == "regression" else "log loss"
     return {
         "model": {

@@ -33,8 +33,7 @@ class WhenceCallback(Callback):
         likelihood: the loss of the training, as for `whence.fit`.
         structure: as for `whence.fit`.
         ridge: lambda, "auto" or "loo", as for `whence.fit`. When not given, it is what the optimiser's weight decay
-            amounts to, for a loss that is a mean over all that count: examples, or their tokens or pixels whose label
-            is not ignored; and over outputs too, for squared error and binary cross-entropy. "auto" without a decay.
+            amounts to for a mean loss (`whence.integrations.ridge_of` says over what); "auto" without a decay.
         loader: gives the training batches as (inputs, targets); by default the one that Lightning trained with.
         network: picks the part of the module that maps inputs to outputs; by default the module itself, by its
             `forward`.

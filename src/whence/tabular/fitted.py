@@ -39,7 +39,7 @@ from whence.tabular.columns import (
     is_missing,
 )
 from whence.tabular.files import TextTable
-from whence.tabular.network import Trained, build_network, choose_width, count_weights, initialize, mean_loss, train
+from whence.tabular.network import Trained, build_network, choose_width, initialize, mean_loss, train
 from whence.tabular.target import (
     RowSplit,
     Target,
@@ -79,11 +79,6 @@ class TableModel:
     def inputs(self) -> list[str]:
         """Names of the network's inputs."""
         return [name for column in self.columns for name in column.inputs]
-
-    @property
-    def weights(self) -> int:
-        """Number of the network's weights."""
-        return count_weights(len(self.inputs), self.width, self.target.outputs)
 
     def network(self) -> nn.Sequential:
         """The network, without its weights."""
