@@ -165,7 +165,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def level_now(fit: dict[str, Any]) -> str:
     """By the numbers that were measured and the bounds of today."""
-    return stationarity(fit["step"], fit["standard errors"], fit["after the step"], taken=False, far=True).level
+    return stationarity(fit["step"], fit["standard errors"], fit["after the step"], recentered=False, far=True).level
 
 
 def main() -> None:

@@ -21,7 +21,6 @@ LAYERS = (
     ("io", "report"),  # these below the tracer, which offers them as methods
     ("trust",),
     ("influence",),
-    ("output_choice",),
     ("estimators", "results"),
     ("curvature",),
     ("jacobian",),

@@ -21,7 +21,7 @@ from whence.results import Uncertainty, join
 from whence.runtime.execution import Execution, asks_back, checked_execution
 from whence.runtime.processes import open_process_group
 from whence.tracer import Tracer
-from whence.trees.network import fitted_trees, leaf_sum, training_batches
+from whence.trees import fitted_trees, leaf_sum, training_batches
 
 Loss = Literal["mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy"]
 
@@ -142,8 +142,8 @@ def fit(
     """
     execution = checked_execution(execution)
     if not isinstance(model, nn.Module):
-        trees = fitted_trees(model, train_loader, likelihood, structure, parameters, ridge)
-        model, train_loader, likelihood, structure = trees.model, trees.batches, trees.likelihood, trees.structure
+        found = fitted_trees(model, train_loader, likelihood, structure, parameters, ridge)
+        model, train_loader, likelihood, structure = found
     processes = open_process_group(execution.distributed)
     with processes.reporting_errors():
         options = FitOptions(
@@ -158,7 +158,6 @@ def fit(
             leverage=leverage,
             columns=check_columns(hessian_columns),
             execution=execution,
-            seed=execution.seed,
         )
         return run_fit(options, model, train_loader, processes, progress)
 

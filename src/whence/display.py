@@ -98,7 +98,6 @@ class Shown:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """A table of at most 80 columns."""
         return self._table().text()
 
     def _repr_html_(self) -> str:

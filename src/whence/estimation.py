@@ -27,7 +27,7 @@ from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.runtime.execution import Execution, Progress, checked_execution, clock
 from whence.runtime.memory import Budget, readable
 from whence.runtime.model_state import check_model, preserved
-from whence.trees.network import fitted_trees
+from whence.trees import fitted_trees
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,6 @@ class Estimate:
         return self.memory <= self.limit
 
     def __str__(self) -> str:
-        """A few lines."""
         about = "at most " if self.bounded else "about "
         sizes = {"example": self.examples, "output": self.outputs, "parameter": self.parameters}
         fits = f"{'fits' if self.fits else 'does NOT fit'} in {readable(self.limit)}"
@@ -119,7 +118,6 @@ class Estimate:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        """One line."""
         memory = f"{'at most' if self.bounded else 'about'} {readable(self.memory)} of {readable(self.limit)}"
         return f"Estimate({self.structure}: {memory}, about {duration(self.seconds)})"
 
@@ -219,14 +217,7 @@ def estimate(
     from the data (EKFAC with a tolerance, the core) are given at their largest. Times are good to a factor of two or
     three, on a machine with nothing else to do. Of trees, all training rows are sent to their leaves first.
 
-    Args:
-        model: as for `whence.fit`.
-        train_loader: as for `whence.fit`.
-        likelihood: as for `whence.fit`.
-        structure: as for `whence.fit`; the others are listed beside it.
-        parameters: as for `whence.fit`.
-        hessian_columns: as for `whence.fit`.
-        execution: as for `whence.fit`.
+    Arguments are those of `whence.fit`. The other structures are listed beside the one that is given.
 
     Examples:
         >>> import torch, whence
@@ -239,7 +230,7 @@ def estimate(
     alternatives = ALTERNATIVES
     if not isinstance(model, nn.Module):
         trees = fitted_trees(model, train_loader, likelihood, structure, parameters, ridge=1.0)
-        model, train_loader, likelihood, structure = trees.model, trees.batches, trees.likelihood, trees.structure
+        model, train_loader, likelihood, structure = trees
         alternatives = (Exact("primal"), Exact("dual"), LeafCore())
     likelihood = "gaussian" if likelihood is None else likelihood
     loss: Likelihood = by_name(likelihood, LIKELIHOODS, Likelihood, "likelihood")

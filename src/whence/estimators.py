@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from whence.curvature import FittedCurvature, Meats, NewtonStep, Sandwich
+from whence.curvature import FittedCurvature, Meats
 from whence.curvature.base import Groups, times_hessian
 from whence.data.targets import Positions, block_diagonal, diagonal_blocks
 from whence.errors import InputError
@@ -140,8 +140,7 @@ def leave_groups_out(
         stacked = residuals[members].flatten(1)
         joint = None if roots is None else block_diagonal(roots[members])
         found = leave_one_out(stacked, leverage_blocks.to(stacked.dtype), joint, policy)
-        hec2[members] = found.hec2.reshape(*members.shape, -1)
-        hec3[members] = found.hec3.reshape(*members.shape, -1)
+        hec2[members], hec3[members] = (one.reshape(*members.shape, -1) for one in (found.hec2, found.hec3))
         guarded += found.guarded
     return AdjustedResiduals(hec2, hec3, alone.leverage, guarded)
 
@@ -226,23 +225,12 @@ class LeaveOneOut:
         return block_diagonal(diagonal_blocks(matrices, matrices.shape[1] // self.width))
 
 
-@dataclass(frozen=True)
-class Estimators:
-    """What follows from a curvature and the choices of a fit."""
-
-    step: NewtonStep
-    adjusted: AdjustedResiduals
-    noise: Noise
-    meats: Meats
-    sandwich: Sandwich
-
-
 def assemble(
     problem: Linearization, bread: FittedCurvature, loo: LeaveOneOut, unbiased: bool, only: str | None = None
-) -> Estimators:
-    """Adjust residuals for leverage, estimate the noise (by degrees of freedom if `unbiased`), and add the meats.
+) -> dict[str, Any]:
+    """What a fit has beside its curvature, by the names of its fields: adjusted residuals, noise, meats, sandwich.
 
-    With `only`, the meat of one estimator.
+    The noise is estimated by degrees of freedom if `unbiased`. With `only`, there is the meat of one estimator.
     """
     step = bread.newton_step(with_direction=loo.recenter)
     residuals = loo.residuals(slice(0, problem.n), step.change)
@@ -255,7 +243,8 @@ def assemble(
     roots = {"ho": noise.roots, **loo.roots_from(residuals, adjusted)}
     some = roots if only is None else {only: roots[only]}
     meats = Meats(some, adjusted.hec3, loo.deletions(problem), loo.groups)
-    return Estimators(step, adjusted, noise, meats, bread.sandwich(meats))
+    found = {"bread": bread, "step": step, "adjusted": adjusted, "meats": meats, "sandwich": bread.sandwich(meats)}
+    return {**found, "sigma": noise.covariance, "noise_scale": noise.scale}
 
 
 def hc1_factor(problem: Linearization, bread: FittedCurvature, groups: int | None) -> float:

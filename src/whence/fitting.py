@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from whence.curvature import FittedCurvature, Groups, NewtonStep, Structure
+from whence.curvature import Groups, Structure
 from whence.curvature.accumulate import LayerGradients
 from whence.curvature.base import NO_GROUPS, AdditiveStructure
 from whence.curvature.cost import measure_sizes, step_seconds, usual_seconds
@@ -23,7 +23,7 @@ from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ, length
 from whence.data.targets import example_fingerprints
 from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
-from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
+from whence.estimators import LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, default_columns, linearize, with_less_memory
@@ -116,7 +116,6 @@ class FitOptions:
     leverage: Literal["auto"] | Policy
     columns: int | None  # of the loss's Hessian to use; 0 to decide by the number of outputs, `None` for all
     execution: Execution
-    seed: int  # of the random mixtures of outputs
 
     def __post_init__(self) -> None:
         """Refuse options that do not exist, or do not go together."""
@@ -151,7 +150,8 @@ class FitOptions:
 
     def to_json(self, selection: Selection) -> dict[str, Any]:
         """Everything that a result depends on, beside model and data."""
-        execution = {name: getattr(self.execution, name) for name in ("chunk_size", "max_memory", "dtype", "precision")}
+        names = ("chunk_size", "max_memory", "dtype", "precision", "seed")
+        execution = {name: getattr(self.execution, name) for name in names}
         own = {name: value for name, value in vars(self).items() if name != "execution"}
         groups = None if self.groups is None else hashlib.sha256(repr(self.groups).encode()).hexdigest()
         everything = {**own, **execution, "parameters": ", ".join(selection.parameters), "groups": groups}
@@ -194,7 +194,7 @@ def run_fit(
             progress=bar,
             chunk_size=options.execution.chunk_size,
             columns=columns,
-            seed=options.seed,
+            seed=options.execution.seed,
         )
         tracer = _fit_within_memory(options, problem, fingerprints, smaller)
         if batches.passes.shared:  # from now on this process is on its own, and the data of the others are elsewhere
@@ -335,28 +335,17 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
         else:
             bread = structure.fit(problem, ridge, loo.meat_roots)
         found = assemble(problem, bread, loo, unbiased=options.noise == "unbiased")
-        groups = None if loo.groups is None else found.meats.deletions
+        groups = None if loo.groups is None else found["meats"].deletions
         chosen = Finding("structure", structure.name, why)
         if bread.path is not None:
             source = f"leave-one-out error of {loo.unit_name} over {len(bread.path.ridges)} values"
-        return Tracer(
-            problem=problem,
-            bread=bread,
-            sandwich=found.sandwich,
-            meats=found.meats,
-            adjusted=found.adjusted,
-            step=found.step,
-            loo=loo,
-            sigma=found.noise.covariance,
-            noise_scale=found.noise.scale,
-            hc1_factor=hc1_factor(problem, bread, groups),
-            diagnostics=Diagnostics((chosen, *_diagnose(problem, bread, source, found.step, found.adjusted, loo))),
-            fingerprints=fingerprints,
-        )
+        factor, none = hc1_factor(problem, bread, groups), Diagnostics(())
+        tracer = Tracer(problem, loo=loo, hc1_factor=factor, diagnostics=none, fingerprints=fingerprints, **found)
+        return replace(tracer, diagnostics=Diagnostics((chosen, *_diagnose(tracer, source))))
 
 
-SHORT, LASTS = 5e7, 5.0
-"""Numbers of all gradients, examples times outputs times weights, up to which no fit lasts; and seconds that do."""
+SHORT = 5e7  # numbers in all gradients (examples x outputs x weights) below which the time of a fit is not estimated
+LASTS = 5.0  # seconds from which on a fit is announced
 
 
 def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> None:
@@ -381,36 +370,33 @@ def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> Non
         problem.progress.say(f"whence: {words}")
 
 
+SHARES = {
+    "outside the core": ("HeC3 inside the core", "share of it, on a sample of training inputs"),
+    "diagonal meat": ("HeC3 in the eigenbasis", "share of it, on a sample of training inputs"),
+    "eigenbasis": ("HeC3 by rounding", "share of it, in directions without curvature"),
+}
+"""Checks of a share of HeC3, and the findings that they are among the diagnostics."""
+
+
 def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     """Add to the diagnostics how far to trust the fit, from the fit alone; say so where it is not fine."""
     trust = trust_of_fit(tracer)
     flagged = ", ".join(check.name for check in trust.not_fine)
     if trust.not_fine:
         bar.say(f"whence: {trust.level} ({flagged}). {trust.not_fine[0].words}")
-    finding = Finding("trust", trust.level, MEANING[trust.level] + (f" ({flagged})" if flagged else ""))
-    names = {"outside the core": "HeC3 inside the core", "diagonal meat": "HeC3 in the eigenbasis"}
-    beyond = []
+    shares = []
     for check in trust:
-        if check.name in names and not check.numbers:
-            beyond.append(Finding(names[check.name], "not checked", check.words))
-        elif check.name in names:
-            words = "share of it, on a sample of training inputs"
-            beyond.append(Finding(names[check.name], check.numbers["share"], words))
-        elif check.name == "eigenbasis" and check.level != "fine":
-            words = "share of it, in directions without curvature"
-            beyond.append(Finding("HeC3 by rounding", check.numbers["by rounding"], words))
-    beyond.sort(key=lambda one: one.name == "HeC3 by rounding")
-    return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics.findings, *beyond, finding)))
+        name, words = SHARES.get(check.name, ("", ""))
+        if not name or (check.name == "eigenbasis" and check.level == "fine"):
+            continue
+        share = next(iter(check.numbers.values()), None)
+        shares.append(Finding(name, "not checked", check.words) if share is None else Finding(name, share, words))
+    finding = Finding("trust", trust.level, MEANING[trust.level] + (f" ({flagged})" if flagged else ""))
+    return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics.findings, *shares, finding)))
 
 
-def _diagnose(
-    problem: Linearization,
-    bread: FittedCurvature,
-    source: str,
-    step: NewtonStep,
-    adjusted: AdjustedResiduals,
-    loo: LeaveOneOut,
-) -> list[Finding]:
+def _diagnose(tracer: Tracer, source: str) -> list[Finding]:
+    problem, bread, loo, step, adjusted = tracer.problem, tracer.bread, tracer.loo, tracer.step, tracer.adjusted
     numbers = problem.numbers
     scale = float(problem.isometric(problem.residuals).square().mean().sqrt())
     lost = loo.hessian_times(slice(0, problem.n), step.change)

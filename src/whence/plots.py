@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Sized
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -32,6 +33,7 @@ from whence.influence import Explanation
 from whence.influence.explanation import BOTH, CONFIDENT, NOISY, SCARCE
 from whence.influence.fitted import check_ungrouped
 from whence.influence.training import cooks_distance, label_suspicion
+from whence.likelihoods import Bernoulli, Categorical
 from whence.report import Group, Tone
 from whence.report.charts import kept_risk
 from whence.results import Uncertainty
@@ -281,8 +283,10 @@ def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None
     ax.plot([0, 100], [0, 100], color=LINE, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
     for group, chosen in _back_to_front(groups or [Group("predictions")] * len(x)):
         colour, marker, area, opacity = STYLES[group.tone]
-        style: Any = {"edgecolors": _edge(group), "linewidths": 0.0 if _edge(group) == "white" else 1.2, "zorder": 2}
-        ax.scatter(x[chosen], y[chosen], area, colour, marker=marker, alpha=opacity, label=group.name, **style)
+        style = _edge(group, 0.0)
+        ax.scatter(
+            x[chosen], y[chosen], area, colour, marker=marker, alpha=opacity, label=group.name, zorder=2, **style
+        )
     ax.set(xlim=(-2, 102), ylim=(-2, 102), aspect="equal", xlabel="rank by Ho, %", ylabel="rank by HeC3, %")
     if groups is not None:
         handles, names = ax.get_legend_handles_labels()
@@ -365,9 +369,8 @@ def source_map(
     ax = axes(ax)
     for depth, (group, members) in enumerate(_back_to_front(groups or by_source(uncertainty))):
         chosen = members[np.argsort(-areas[members], kind="stable")]  # small circles on top of large ones
-        plain, edge = group.tone == "plain", _edge(group)
-        width = 0 if plain else 0.4 if edge == "white" else 1.2
-        style: Any = {"edgecolors": edge, "linewidths": width, "alpha": 0.3 if plain else 0.65, "zorder": 2 + depth}
+        plain = group.tone == "plain"
+        style = {**_edge(group, 0.0 if plain else 0.4), "alpha": 0.3 if plain else 0.65, "zorder": 2 + depth}
         ax.scatter(east[chosen], north[chosen], areas[chosen], STYLES[group.tone][0], label=group.name, **style)
     middle = math.radians(float(np.clip(north, -85, 85).mean()))
     ax.set(xlabel="longitude, °", ylabel="latitude, °", aspect=1.0 / math.cos(middle))
@@ -429,9 +432,10 @@ def _back_to_front(groups: Sequence[Group]) -> list[tuple[Group, Any]]:
     return [(group, np.flatnonzero([other == group for other in groups])) for group in reversed(front_first)]
 
 
-def _edge(group: Group) -> str:
-    """The edge of a group's marks: vermillion around blue for predictions with both sources."""
-    return VERMILLION if group.tone == "noise" and group.name == BOTH else "white"
+def _edge(group: Group, width: float) -> dict[str, Any]:
+    """White edges of so many points around a group's marks; vermillion around blue for both sources."""
+    both = group.tone == "noise" and group.name == BOTH
+    return {"edgecolors": VERMILLION if both else "white", "linewidths": 1.2 if both else width}
 
 
 def _areas(errors: Any, scale: float) -> Any:
@@ -542,17 +546,10 @@ def decision_regions(
 
 def decisions(uncertainty: Uncertainty) -> tuple[Numbers, Numbers]:
     """(m,) the class decided for, and (m,) how many standard deviations of HeC3 it leads by."""
-    mean = uncertainty.mean
-    if mean.shape[1] == 1:
-        choice, lead = (mean[:, 0] > 0).long(), mean[:, 0].abs()
-        variance = uncertainty.variance("hec3")[:, 0]
-    else:
-        best = mean.topk(2, dim=1)
-        choice, lead = best.indices[:, 0], best.values[:, 0] - best.values[:, 1]
-        rows, (a, b) = torch.arange(len(mean), device=mean.device), best.indices.T
-        covariance = uncertainty.covariance("hec3")
-        variance = covariance[rows, a, a] + covariance[rows, b, b] - 2 * covariance[rows, a, b]
-    sigmas = lead / variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+    mean, alone = uncertainty.mean, uncertainty.mean.shape[1] == 1
+    decided = replace(uncertainty, likelihood=Bernoulli() if alone else Categorical())  # whatever the loss was
+    choice, variance = (mean[:, 0] > 0).long() if alone else mean.argmax(1), decided.margin_variance()
+    sigmas = decided.margin / variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
     return choice.cpu().numpy(), sigmas.cpu().numpy()
 
 

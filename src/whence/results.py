@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 def by_row(of: Callable[..., Tensor], *values: Tensor) -> Tensor:
     """What a function says about rows (N, ...), for values (m, ..., k) that have positions or none."""
     shape = values[0].shape[:-1]
-    if len(shape) == 1:
-        return of(*values)
     found = of(*(value.reshape(-1, *value.shape[len(shape) :]) for value in values))
     return found.reshape(*shape, *found.shape[1:])
 
@@ -98,7 +96,6 @@ class Uncertainty(Shown):
     chosen: ChosenOutputs | None = None
 
     def __len__(self) -> int:
-        """Number of predictions."""
         return len(self.mean)
 
     @property
@@ -270,7 +267,6 @@ class Uncertainty(Shown):
         return frame({name: [column.reshape(-1)] for name, column in _columns(self).items()})
 
     def __repr__(self) -> str:
-        """Sizes and medians."""
         if not len(self):
             return f"Uncertainty(no predictions, {count(self.mean.shape[-1], 'output')})"
         ho, hec3, ratio = (number(float(one.nanmedian())) for one in (self.trace("ho"), self.trace("hec3"), self.ratio))
@@ -467,6 +463,11 @@ class Finding:
     value: float | str
     words: str
 
+    @property
+    def shown(self) -> str:
+        """The value as text."""
+        return self.value if isinstance(self.value, str) else number(self.value, 4)
+
 
 @dataclass(frozen=True)
 class Diagnostics(Shown):
@@ -483,7 +484,6 @@ class Diagnostics(Shown):
     findings: tuple[Finding, ...]
 
     def __iter__(self) -> Iterator[Finding]:
-        """All findings in order."""
         return iter(self.findings)
 
     def __getitem__(self, name: str) -> float | str:
@@ -491,14 +491,12 @@ class Diagnostics(Shown):
         return {one.name: one.value for one in reversed(self.findings)}[name]
 
     def __repr__(self) -> str:
-        """How many findings; `print` shows them."""
         return f"Diagnostics({count(len(self.findings), 'finding')})"
 
     def _table(self) -> Table:
         return findings_table(self, "What was approximated, guarded or repaired")
 
     def __str__(self) -> str:
-        """One line a finding."""
         values = (one.value if isinstance(one.value, str) else f"{one.value:.6g}" for one in self)
         pairs = zip(self, values, strict=True)
         return "\n".join(f"{one.name}: {value}" + f" ({one.words})" * bool(one.words) for one, value in pairs)
@@ -506,10 +504,9 @@ class Diagnostics(Shown):
 
 def findings_table(diagnostics: Diagnostics, title: str) -> Table:
     """Name, value and meaning of each finding; a value that is text and has no sentence stands in its place."""
-    rows = []
-    for finding in diagnostics:
-        value = finding.value if isinstance(finding.value, str) else number(finding.value)
-        only_text = isinstance(finding.value, str) and not finding.words
-        rows.append((finding.name, "", value) if only_text else (finding.name, value, finding.words))
-    names, values, texts = zip(*rows, strict=True) if rows else ((), (), ())
+    only_text = [isinstance(one.value, str) and not one.words for one in diagnostics]
+    pairs = list(zip(diagnostics, only_text, strict=True))
+    values = tuple("" if alone else one.shown for one, alone in pairs)
+    texts = tuple(one.shown if alone else one.words for one, alone in pairs)
+    names = tuple(one.name for one in diagnostics)
     return Table(title, (Column("", names, left=True), Column("", values), Column("", texts, left=True)))

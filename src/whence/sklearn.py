@@ -21,7 +21,7 @@ from whence.errors import InputError
 from whence.influence import Explanation
 from whence.results import Uncertainty
 from whence.runtime.execution import Execution
-from whence.tabular.network import initialize
+from whence.tabular.network import Units, initialize, minimize
 from whence.tracer import Tracer
 
 try:
@@ -42,7 +42,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
     """What regressor and classifier share."""
 
     tracer_: Tracer
-    network_: ScaledNetwork
+    network_: nn.Module
     n_iter_: int
 
     def __init__(
@@ -87,16 +87,32 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         sizes = pairwise((x.shape[1], *self.hidden_layer_sizes, outputs))
         layers = [(nn.Linear(*size, dtype=torch.float64, device="cpu"), nn.Tanh()) for size in sizes]
-        network = ScaledNetwork(nn.Sequential(*chain(*layers[:-1]), layers[-1][0]), x, None if classes else y)
+        spread = _spread(x)
+        # All outputs share one scale, so that squared errors in their own units are those of the network but for it.
+        scale = 1.0 if classes else float(_spread((y - y.mean(0)).reshape(-1, 1)))
+        units = [] if classes else [Units(y.mean(0), scale)]
+        network = nn.Sequential(Units(-x.mean(0) / spread, 1 / spread), *chain(*layers[:-1]), layers[-1][0], *units)
         initialize(network, torch.Generator("cpu").manual_seed(seed))
-        self.n_iter_ = _minimize(network, x, y, classes, self.ridge, self.max_iter)
-        self.network_ = network
+
+        def loss() -> Tensor:
+            if classes:
+                return nn.functional.cross_entropy(network(x), y)
+            return nn.functional.mse_loss(network(x) / scale, y / scale) * outputs / 2
+
+        options: dict[str, Any] = {
+            "max_iter": self.max_iter,
+            "max_eval": 2 * self.max_iter + 20,
+            "tolerance_change": 1e-14,
+        }
+        optimizer = minimize(network, loss, self.ridge / len(x), tolerance_grad=TOLERANCE, **options)
+        self.n_iter_ = int(optimizer.state[next(network.parameters())]["n_iter"])
+        self.network_ = network.eval()
         self.tracer_ = api.fit(
             network,
             [(x, y)],
             "categorical" if classes else "gaussian",
             self.structure,
-            ridge=self.ridge * float(network.scale) ** 2,  # errors in units of the targets, squared
+            ridge=self.ridge * scale**2,  # errors in units of the targets, squared
             progress=False,
             execution=Execution(distributed=False),
         )
@@ -221,68 +237,7 @@ class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]  # no a
         return found.probabilities.numpy(), found.probability_std(estimator).numpy()
 
 
-class ScaledNetwork(nn.Module):
-    """A network between inputs and outputs in their own units: f(x) = shift + scale * net((x - middle) / spread).
-
-    Units are those of training inputs (n, i) and targets (n, k); `None` for outputs that are logits. All outputs share
-    one scale, so that squared errors in their own units are those of the network but for a factor.
-    """
-
-    middle: Tensor
-    spread: Tensor
-    shift: Tensor
-    scale: Tensor
-
-    def __init__(self, net: nn.Module, x: Tensor, y: Tensor | None) -> None:
-        super().__init__()
-        self.net = net
-        self.register_buffer("middle", x.mean(0))
-        self.register_buffer("spread", _nonzero(x.std(0, correction=0)))
-        self.register_buffer("shift", x.new_zeros(()) if y is None else y.mean(0))
-        spread = x.new_ones(()) if y is None else (y - y.mean(0)).square().mean().sqrt()
-        self.register_buffer("scale", _nonzero(spread))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, k) outputs for (n, i) inputs."""
-        outputs: Tensor = self.shift + self.scale * self.net((x - self.middle) / self.spread)
-        return outputs
-
-
-def _minimize(model: ScaledNetwork, x: Tensor, y: Tensor, classes: bool, ridge: float, steps: int) -> int:
-    """Minimise sum of squared errors + ridge ||w||^2, or sum of cross-entropies + ridge / 2 ||w||^2, by L-BFGS.
-
-    Squared errors are in units of the model's scale. Returns the number of iterations.
-    """
-    parameters = list(model.parameters())
-    optimizer = torch.optim.LBFGS(
-        parameters,
-        max_iter=steps,
-        max_eval=2 * steps + 20,
-        tolerance_grad=TOLERANCE,
-        tolerance_change=1e-14,
-        history_size=20,
-        line_search_fn="strong_wolfe",
-    )
-
-    def objective() -> Tensor:
-        optimizer.zero_grad()
-        outputs = model(x)
-        if classes:
-            total = nn.functional.cross_entropy(outputs, y, reduction="sum")
-        else:
-            total = ((outputs - y) / model.scale).square().sum() / 2
-        size = torch.stack([parameter.square().sum() for parameter in parameters]).sum()
-        value: Tensor = (total + ridge / 2 * size) / len(x)
-        value.backward()
-        return value
-
-    with torch.enable_grad():
-        optimizer.step(objective)
-    optimizer.zero_grad()
-    model.eval()
-    return int(optimizer.state[parameters[0]]["n_iter"])
-
-
-def _nonzero(spread: Tensor) -> Tensor:
+def _spread(values: Tensor) -> Tensor:
     """Standard deviations, with one in the place of zero: what does not vary needs no scale."""
+    spread = (values - values.mean(0)).square().mean(0).sqrt()
     return torch.where(spread > 1e-12, spread, torch.ones_like(spread))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from whence import report as reports
 from whence.curvature import RidgePath
 from whence.curvature.accumulate import working_precision
-from whence.data.batches import Inputs, batch_size, check_finite
+from whence.data.batches import Inputs, batch_size, check_finite, combine, take
+from whence.data.targets import diagonal_blocks
 from whence.display import Table, count
 from whence.errors import InputError, ShapeError
 from whence.influence import Attribution, Calibration, Explanation, WhatIf
@@ -36,14 +38,60 @@ from whence.influence.suggest import Suggestion, label_first
 from whence.influence.training import label_suspicion, squared_influence, suspicion_over_copies, training_frame
 from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
-from whence.jacobian.views import OutputView
-from whence.output_choice import OutputChoice
-from whence.results import MAX_OUTPUTS, Uncertainty, findings_table, join, without_padding
+from whence.jacobian.views import OutputMixtures, OutputView, SelectedOutputs
+from whence.likelihoods import Likelihood
+from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, findings_table, join, without_padding
 from whence.runtime.execution import asks_back
 from whence.trust import Trust, assess
 
 if TYPE_CHECKING:
     import pandas
+
+MAX_SKETCH_BYTES = 64 * 2**20  # of the random signs of one chunk
+
+OutputChoice = Literal["all", "predicted"] | tuple[int, ...] | int
+"""Outputs to predict: all, that of the predicted class, some by their positions, or so many random sketches of all."""
+
+
+def read_outputs(given: Any) -> OutputChoice:
+    """Read the option `outputs` of `Tracer.predict`.
+
+    Examples:
+        >>> read_outputs("predicted"), read_outputs([3, 1]), read_outputs(16)
+        ('predicted', (3, 1), 16)
+    """
+    if isinstance(given, str) and given in ("all", "predicted"):
+        return "all" if given == "all" else "predicted"
+    if _is_integer(given):
+        if int(given) < 2:
+            raise InputError(
+                f"expected at least two random sketches, for a standard error, got outputs={given}. "
+                f"A single output goes into a list: outputs=[{given}]."
+            )
+        return int(given)
+    listed = given.tolist() if isinstance(given, Tensor) and given.ndim == 1 else given
+    if isinstance(listed, Sequence) and not isinstance(listed, str) and listed and all(map(_is_integer, listed)):
+        return tuple(int(one) for one in listed)
+    raise InputError(
+        'expected outputs to be "all", "predicted", a list of positions such as [0, 3], or a number of random '
+        f"sketches, got {given!r}."
+    )
+
+
+def _is_integer(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def output_positions(choice: str | tuple[int, ...], likelihood: Likelihood, outputs: Tensor) -> Tensor:
+    """(N, c) which of outputs (N, k) are chosen."""
+    n, k = outputs.shape
+    if choice == "predicted":
+        return likelihood.predicted(outputs).unsqueeze(1)
+    listed = range(k) if isinstance(choice, str) else choice
+    wrong = [one for one in listed if not 0 <= one < k]
+    if wrong:
+        raise InputError(f"expected positions of outputs between 0 and {k - 1}, got {wrong[0]} in outputs=[...].")
+    return torch.tensor(list(listed), device=outputs.device).expand(n, -1)
 
 
 @asks_back
@@ -88,13 +136,11 @@ class Tracer(Fitted):
         choice = self._output_choice(outputs)
         draw = generator or torch.Generator("cpu").manual_seed(0)
         at_once = bool(covariance) or not self.sandwich.variances_alone or (choice is None and self.problem.k == 1)
-        sketches = choice is not None and choice.kind == "sketches"
 
         def predict_batch(inputs: Inputs, where: str) -> Uncertainty:
             if choice is None:
                 return self._all_outputs(inputs, where, at_once)
-            shaped = self._shaped_outputs(inputs, where)
-            found = choice.predict(self.problem.likelihood, inputs, shaped, self._view_variances, at_once, draw)
+            found = self._chosen_outputs(inputs, where, choice, at_once, draw)
             check_variances(self.problem, {**found.variances, **found.covariances}, where, inputs)
             return without_padding(found, inputs)
 
@@ -111,18 +157,17 @@ class Tracer(Fitted):
             return again.covariances
 
         few = choice is None or found.mean.shape[-1] <= MAX_OUTPUTS
-        later = not (at_once or sketches or isinstance(x, Iterator)) and few
+        later = not (at_once or isinstance(choice, int) or isinstance(x, Iterator)) and few
         return replace(found, later=covariances if later else None)
 
     def _output_choice(self, outputs: Any) -> OutputChoice | None:
         """Which outputs to predict; `None` for all of them, where no views of the outputs are needed."""
-        choice, problem = None if outputs is None else OutputChoice.parse(outputs), self.problem
+        choice, problem = None if outputs is None else read_outputs(outputs), self.problem
         if problem.sketch is not None and choice is None:
-            classes = problem.likelihood.has_classes and problem.likelihood.couples_outputs
-            return OutputChoice("predicted" if classes else "all")
-        if problem.sketch is None and not problem.dense and (choice is None or choice.kind == "all"):
+            return "predicted" if problem.likelihood.has_classes and problem.likelihood.couples_outputs else "all"
+        if self.all_outputs and choice in (None, "all"):
             return None
-        return choice or OutputChoice("all")
+        return choice or "all"
 
     def _all_outputs(self, inputs: Inputs, where: str, full: bool) -> Uncertainty:
         """Covariances of all outputs of a batch, or their variances alone."""
@@ -152,6 +197,61 @@ class Tracer(Fitted):
                 f"in {where}."
             )
         return self._mean(shaped.flatten(1), inputs, where).reshape(shaped.shape)
+
+    def _chosen_outputs(
+        self, inputs: Inputs, where: str, choice: OutputChoice, covariance: bool, generator: torch.Generator
+    ) -> Uncertainty:
+        """Variances of some outputs of a batch, or of random sketches of all, at every position."""
+        likelihood, outputs = self.problem.likelihood, self._shaped_outputs(inputs, where)
+        *shape, k = outputs.shape
+        if isinstance(choice, int):
+            found = self._sketched_variances(choice, inputs, outputs, generator)
+            variances = {name: value.reshape(*shape, choice) for name, value in found.items()}
+            return Uncertainty(outputs, {}, variances, likelihood=likelihood, chosen=ChosenOutputs(None, None, True))
+        flat = outputs.reshape(-1, k)
+        index = output_positions(choice, likelihood, flat)
+        c = index.shape[1]
+        full = covariance and c <= MAX_OUTPUTS
+        found = self._variances_at(inputs, index.reshape(shape[0], -1, c), k, full)
+        found = {name: value.reshape(*shape, *value.shape[2:]) for name, value in found.items()}
+        chosen = None
+        if choice != "all":
+            chances = likelihood.probabilities(flat).gather(1, index) if likelihood.has_classes else None
+            shaped_chances = None if chances is None else chances.reshape(*shape, c)
+            chosen = ChosenOutputs(index.reshape(*shape, c), shaped_chances, False)
+        mean = flat.gather(1, index).reshape(*shape, c)
+        return Uncertainty(mean, found if full else {}, {} if full else found, likelihood=likelihood, chosen=chosen)
+
+    def _variances_at(self, inputs: Inputs, index: Tensor, k: int, full: bool) -> dict[str, Tensor]:
+        """Covariances (m, t, c, c) of outputs (m, t, c) at t positions, or variances (m, t, c)."""
+        _, t, c = index.shape
+        places = index + k * torch.arange(t, device=index.device).reshape(1, t, 1)
+        parts = []
+        for some in places.split(max(1, MAX_OUTPUTS // c), dim=1):
+            flat = some.flatten(1)
+            shown = [SelectedOutputs(inputs, one) for one in flat.split(flat.shape[1] if full else MAX_OUTPUTS, dim=1)]
+            found = combine([self._view_variances(view, full) for view in shown], partial(torch.cat, dim=1))
+            for name, values in found.items():
+                found[name] = diagonal_blocks(values, some.shape[1]) if full else values.reshape(some.shape)
+            parts.append(found)
+        return combine(parts, partial(torch.cat, dim=1))
+
+    def _sketched_variances(
+        self, sketches: int, inputs: Inputs, outputs: Tensor, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """v^T C v (m, t, s) of random signs v, one position after the other: its mean is the trace of C."""
+        k, m = outputs.shape[-1], len(outputs)
+        rows = max(1, MAX_SKETCH_BYTES // (k * sketches * outputs.element_size()))
+        parts = []
+        for low in range(0, m, rows):
+            some, pieces = take(inputs, slice(low, low + rows)), []
+            for at in range(outputs.numel() // (m * k)):
+                shape = (min(rows, m - low), k, sketches)
+                signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=generator.device)
+                found = self._view_variances(OutputMixtures(some, (2 * signs - 1).to(outputs), at * k), False)
+                pieces.append({name: values.unsqueeze(1) for name, values in found.items()})
+            parts.append(combine(pieces, partial(torch.cat, dim=1)))
+        return combine(parts, torch.cat)
 
     def _view_variances(self, view: OutputView, full: bool) -> dict[str, Tensor]:
         """Covariances (m, c, c) of what a view of some inputs shows; or variances (m, c) alone."""
@@ -184,7 +284,6 @@ class Tracer(Fitted):
         return finished
 
     def __repr__(self) -> str:
-        """Sizes, ridge, noise and degrees of freedom."""
         p = self.problem
         noise = float(self.sigma.diagonal().mean().sqrt())
         return (
@@ -293,7 +392,7 @@ class Tracer(Fitted):
 
     @cached_property
     def _quick_calibration(self) -> Calibration:
-        """The same where none of many training examples are named."""
+        """The same for `explain(x, top=0)` with many training examples: gradients along fewer directions."""
         with using_model(self):
             return Calibration.of(self, quick=True)
 

@@ -16,7 +16,7 @@ import oracles
 import whence
 from classification import PROBLEMS, Problem
 from doubles import fit
-from whence.trust.exact import Deletion, ExactSolver, most_influential, random_signs
+from whence.trust.assessment import Deletion, ExactSolver, most_influential, random_signs
 
 RIDGE = 0.5
 PRECISE = (1e-13, 2000, float("inf"))
@@ -184,7 +184,7 @@ def test_little_memory_means_more_solves_with_the_same_answers(generator: torch.
     gone = [Deletion(torch.tensor([i])) for i in (2, 7)]
     whole, steps = solver.variances(points, [mixtures]), solver.steps(gone, flips)
     tracer.problem.budget.limit = 1000
-    assert solver.at_once() == 1
+    assert solver.chunk_size() == 1
     single, one_by_one = solver.variances(points, [mixtures]), solver.steps(gone, flips)
     for name in whole:
         torch.testing.assert_close(single[name], whole[name], rtol=1e-9, atol=0)

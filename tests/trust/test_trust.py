@@ -131,15 +131,17 @@ def test_a_step_that_bends_matters_where_it_was_taken(taken: bool, level: str) -
 @pytest.mark.parametrize("far", [False, True])
 def test_advice_does_not_contradict_itself(far: bool) -> None:
     """The step is recommended only where a linearization reaches as far."""
-    found = checks.stationarity(0.1, 5.0, 9.0, taken=False, far=far)
+    found = checks.stationarity(0.1, 5.0, 9.0, recentered=False, far=far)
     assert found.level == "do not trust"
     assert "Standard errors may be about 2.1 times too large" in found.words
     assert ("recenter=True" in found.words) != far
     assert found.words.endswith("use the verdicts, and report no standard errors.")
-    levels = {change: checks.stationarity(0.1, change, 1.1, taken=False, far=far).level for change in (0.9, 5.0)}
+    levels = {change: checks.stationarity(0.1, change, 1.1, recentered=False, far=far).level for change in (0.9, 5.0)}
     assert levels == {0.9: "fine", 5.0: "careful"}  # variances stay, predictions move
-    assert checks.stationarity(0.1, 5.0, 0.3, taken=False, far=far).level == "careful"
-    assert checks.stationarity(1.3, 0.9, 1.1, taken=False, far=far).level == "do not trust"  # longer than the weights
+    assert checks.stationarity(0.1, 5.0, 0.3, recentered=False, far=far).level == "careful"
+    assert (
+        checks.stationarity(1.3, 0.9, 1.1, recentered=False, far=far).level == "do not trust"
+    )  # longer than the weights
 
 
 def test_a_linear_model_does_not_bend(generator: torch.Generator) -> None:

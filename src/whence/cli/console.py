@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args
 
@@ -50,12 +50,11 @@ def one_of(choices: Any, about: str) -> Any:
     return Option(parser=parse, metavar=f"[{'|'.join(known)}]", help=about)
 
 
-Structure = Literal["exact", "core", "sketch", "ekfac"]
+Named = Literal["exact", "core", "sketch", "ekfac"]
+Structure = Annotated[Named | None, one_of(Named, "Of the curvature; exact by default if it fits, of texts a core.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object, for scripts, and nothing else.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
-Delimiter = Annotated[
-    str | None, Option(help="Between the cells of a CSV file, such as ';' or '\\t'; guessed if not given.")
-]
+Delimiter = Annotated[str | None, Option(help="Between cells of a CSV, such as ';' or '\\t'; guessed if not given.")]
 Rows = Annotated[int, Option(min=0, help="Use at most this many rows, drawn at random; 0 takes all, if they fit.")]
 Report = Annotated[Path | None, Option("--out", "-o", help="The HTML report to write.", dir_okay=False)]
 
@@ -152,19 +151,22 @@ class Output:
         """A line above a table."""
         self.console.print(f"\n[bold]{escape(words)}[/]")
 
-    def rows(self, rows: Iterable[Sequence[str]], heads: Sequence[str] = (), right: Sequence[int] = ()) -> None:
+    def rows(self, rows: Iterable[Sequence[Any]], heads: Sequence[str] = (), right: Sequence[int] = ()) -> None:
         """A table without lines."""
         table = Table(box=None, pad_edge=False, show_header=bool(heads), header_style="dim", padding=(0, 2, 0, 0))
-        cells = [[Text(cell) for cell in row] for row in rows]
+        cells = [[Text(figure(cell) if isinstance(cell, float) else str(cell)) for cell in row] for row in rows]
         for index, name in enumerate(heads or [""] * max(map(len, cells), default=0)):
             table.add_column(name, justify="right" if index in right else "left", overflow="fold")
         for row in cells:
             table.add_row(*row)
         self.console.print(Padding(table, (0, 0, 0, 2)))
 
-    def file(self, name: str, path: Path) -> None:
+    def files(self, files: Mapping[str, Path | None]) -> None:
         """Where something was written; never broken into two lines, so that it can be copied."""
-        self.console.print(f"[bold]{name:<9}[/]  {escape(str(path))}", soft_wrap=True)
+        for name, path in files.items():
+            if path is not None:
+                name = "All rows" if name == "csv" else name.capitalize()
+                self.console.print(f"[bold]{name:<9}[/]  {escape(str(path))}", soft_wrap=True)
 
     def finish(self, content: Any) -> None:
         """The JSON object, where it was asked for."""

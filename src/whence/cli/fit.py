@@ -22,7 +22,7 @@ from typer import Argument, Option
 
 import whence
 from whence.cli import console
-from whence.cli.console import LACKING, Output, figure, jsonable, stop
+from whence.cli.console import LACKING, Output, jsonable, stop
 from whence.errors import InputError, TooLargeError
 from whence.tabular.fitted import FIT, check_folder, read_description, replacing_folder
 
@@ -39,17 +39,11 @@ def fit(
     spec: Annotated[
         Path, Argument(help="A Python file with model(), train_loader(), perhaps test_loader(); or a model's folder.")
     ],
-    texts: Annotated[
-        Path | None, Option(help="The JSONL file a language model was trained on.", dir_okay=False)
-    ] = None,
+    texts: Annotated[Path | None, Option(help="The JSONL file a language model learned from.", dir_okay=False)] = None,
     tokens: Annotated[int, Option(min=2, help="Of a text that are read at most.")] = 512,
     batch: Annotated[int, Option(min=1, help="Texts that are run at once.")] = 8,
-    likelihood: Annotated[
-        str | None, Option(help="The loss it was trained with: gaussian, categorical or bernoulli.")
-    ] = None,
-    structure: Annotated[
-        console.Structure | None, console.one_of(console.Structure, "Of the curvature; exact by default.")
-    ] = None,
+    likelihood: Annotated[str | None, Option(help="Loss of the training: gaussian, categorical or bernoulli.")] = None,
+    structure: console.Structure = None,
     parameters: Annotated[list[str] | None, Option(help="all, last_layer, or patterns of names; repeatable.")] = None,
     ridge: Annotated[str | None, Option(help="Lambda on the sum scale, auto or loo.")] = None,
     recenter: Annotated[bool, Option("--recenter", help="Take the last step to the optimum in the fit.")] = False,
@@ -111,9 +105,7 @@ def fit(
         write_report(tracer, out, source.call("test_loader"), trusted)
     output, files = Output(as_json), {"report": out, "saved": save}
     content = _print_fit(output, tracer, trusted, source.suspects(tracer), chosen)
-    for name, path in files.items():
-        if path is not None:
-            output.file(name.capitalize(), path)
+    output.files(files)
     output.finish({**content, "files": files, "seconds": round(time.perf_counter() - began, 1)})
 
 
@@ -126,8 +118,7 @@ def _print_fit(
     notes = notes + [str(one.value) for one in tracer.diagnostics if one.name == "note"]
     output.say(repr(tracer))
     output.head("What the fit found")
-    shown = [[one.name, one.value if isinstance(one.value, str) else figure(one.value), one.words] for one in findings]
-    output.rows(shown, right=(1,))
+    output.rows([[one.name, one.shown, one.words] for one in findings], right=(1,))
     output.notes(notes)
     output.head("How far to trust it")
     output.say(f"  {found.value}: {found.words}" if trust is None else f"  {trust.headline}")
@@ -135,8 +126,7 @@ def _print_fit(
         output.rows([[check.level, check.name, check.text] for check in trust])
     if suspects:
         output.head("Which texts to look at first")
-        shown = [[str(one["text"]), figure(one["suspicion"]), one["begins"]] for one in suspects]
-        output.rows(shown, ["text", "suspicion", "begins"], right=(0, 1))
+        output.rows([[*one.values()] for one in suspects], list(suspects[0]), right=(0, 1))
     return {
         **({"suspects": suspects} if suspects else {}),
         "examples": tracer.problem.n,
@@ -199,7 +189,7 @@ class SpecFile:
         """What one of its functions returns, such as `test_loader`."""
         if not self.has(name):
             raise InputError(f"expected {self.path} to define a function {name}(), got none.")
-        return self._blame(getattr(self._module, name), f"{name}()")
+        return self._run_code(getattr(self._module, name), f"{name}()")
 
     def model(self) -> nn.Module:
         """The trained network, in evaluation mode."""
@@ -230,12 +220,12 @@ class SpecFile:
         sys.path.insert(0, folder)  # so that it imports its neighbours, as it would when run by itself
         sys.modules[name] = module  # so that its classes know their module
         try:
-            self._blame(lambda: loader.exec_module(module), "the file")
+            self._run_code(lambda: loader.exec_module(module), "the file")
         finally:
             sys.path.remove(folder)
         return module
 
-    def _blame(self, work: Callable[[], Any], what: str) -> Any:
+    def _run_code(self, work: Callable[[], Any], what: str) -> Any:
         try:
             return work()
         except whence.WhenceError:

@@ -75,18 +75,16 @@ def predict(
     wanted = ["row", "class", "prediction", "mean", *means[:OUTPUTS], "lower", "upper", "probability"]
     wanted += ["probability_std"] if "probability" in frame.columns else ["ho", "hec3"]  # those are of logits
     heads = [name for name in (*wanted, "ratio", "verdict") if name in frame.columns]
-    first = frame[heads].head(SHOWN).itertuples(index=False)
-    shown = [[figure(value) if isinstance(value, float) else str(value) for value in row] for row in first]
-    output.rows(shown, heads, right=[index for index, name in enumerate(heads) if name != "verdict"])
+    right = [index for index, name in enumerate(heads) if name != "verdict"]
+    output.rows(frame[heads].head(SHOWN).itertuples(index=False), heads, right)
     if "verdict" in frame.columns:
         print_verdicts(output, count_verdicts(frame["verdict"]), "Why are predictions uncertain?")
     scores = saved.scores()
     if scores:
         output.head("How good they are, by the targets that came along")
-        output.rows([[one.name, figure(one.value), one.words] for one in scores], right=(1,))
+        output.rows(scores, right=(1,))
     output.say()
-    if not as_json:
-        output.file("All rows", path)
+    output.files({"csv": path})
     found = {"rows": frame.to_dict(orient="records"), "scores": {one.name: one.value for one in scores}}
     output.finish({**found, "notes": saved.notes, "files": {"csv": csv}})
 
@@ -95,9 +93,7 @@ def predict(
 def explain(
     folder: Folder,
     data: Data = None,
-    row: Annotated[
-        list[int] | None, Option("--row", "-r", min=1, help="A row of the data, from 1; repeatable.")
-    ] = None,
+    row: Annotated[list[int] | None, Option("--row", "-r", min=1, help="Row of the data, from 1; repeatable.")] = None,
     top: Annotated[int, Option(min=1, help="How many training examples to name.")] = 5,
     spec: Spec = None,
     delimiter: console.Delimiter = None,
@@ -119,9 +115,7 @@ def explain(
         output.head(f"{saved.unit} {one['row']}: {one['prediction']}")
         output.say(f"  {one['verdict']}: {one['advice']}")
         output.say(f"  {one['because']}")
-        causes = [
-            [str(cause["row"]), percent(cause["hec3"]), cause["label"], cause["without"]] for cause in one["causes"]
-        ]
+        causes = [[cause["row"], percent(cause["hec3"]), cause["label"], cause["without"]] for cause in one["causes"]]
         heads = [f"training {saved.unit}", "share of HeC3", saved.label, "without it"]
         output.rows(causes, heads, right=(0, 1, 2, 3))
     output.say()
@@ -149,7 +143,7 @@ def report(
     saved = _load(folder, data, spec, rows, delimiter, not quiet)
     saved.report(out)
     output.notes(saved.notes)
-    output.file("Report", out)
+    output.files({"report": out})
     output.finish({"report": out, "notes": saved.notes})
 
 

@@ -28,14 +28,6 @@ ADVICE = {
     "both": "check the labels, and collect more",
     CHECK_INPUT: "the input itself cannot be right, as far as its columns show",
 }
-FILES = {
-    "csv": "All rows",
-    "report": "Report",
-    "saved": "Saved",
-    "worklist": "Worklist",
-    "labelling": "Labelling",
-    "corrected": "Corrected",
-}
 FORMATS = {"label-studio": ".json", "csv": ".csv"}  # of a worklist, and the ending of its file
 SUSPECTS = 5
 TRACED, ALL_TRACED = 500, 2000  # predictions that a report traces to training rows; all of them up to the second number
@@ -48,17 +40,13 @@ Model = Literal["auto", "network", "trees"]  # what is trained
 @console.handle_errors
 def table(
     data: Annotated[Path, Argument(help="A CSV or parquet file with names of columns; .gz, .bz2, .xz too.")],
-    target: Annotated[
-        str | None, Option("--target", "-t", help="The column to predict; without it, lists them.")
-    ] = None,
+    target: Annotated[str | None, Option("--target", "-t", help="Column to predict; without it, lists them.")] = None,
     task: Annotated[Task | None, console.one_of(Task, "Predict an amount or a class; guessed when not given.")] = None,
     ignore: Annotated[list[str] | None, Option("--ignore", "-x", help="A column to leave out; repeatable.")] = None,
     groups: Annotated[str | None, Option(help="A column whose rows of one value are held out together.")] = None,
     out: console.Report = None,
     csv: Annotated[Path | None, Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
-    save: Annotated[
-        Path | None, Option(help="Keep everything in this folder, for predict, explain and report.")
-    ] = None,
+    save: Annotated[Path | None, Option(help="Keep all in this folder, for predict, explain and report.")] = None,
     export: Annotated[
         str | None, Option(help="Write labels to check and rows to label: label-studio, csv, or a .json or .csv file.")
     ] = None,
@@ -75,12 +63,8 @@ def table(
     verdicts: Annotated[
         Verdicts, console.one_of(Verdicts, "Which rows get a verdict; auto takes all where that takes a minute or so.")
     ] = "auto",
-    structure: Annotated[
-        console.Structure | None, console.one_of(console.Structure, "Of the curvature; exact by default if it fits.")
-    ] = None,
-    model: Annotated[
-        Model, console.one_of(Model, "What to train; auto takes the better one by validation rows.")
-    ] = "auto",
+    structure: console.Structure = None,
+    model: Annotated[Model, console.one_of(Model, "What to train; auto takes the better by validation rows.")] = "auto",
     width: Annotated[int | None, Option(min=1, help="Of the network's two hidden layers.")] = None,
     delimiter: console.Delimiter = None,
     seed: Annotated[int, Option(min=0, help="Of all random draws.")] = 0,
@@ -145,7 +129,7 @@ def table(
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
     if corrected is not None:
         content["files"]["corrected"] = corrected
-        write_csv(corrected, read.frame())
+        write_csv(corrected, read.columns)
     if export_file is not None:
         items = work_items(prepared, fitted, labels, export_rows)
         content["files"] |= write_worklist(export_file, items, prepared.model.target)
@@ -225,7 +209,7 @@ def _fit_summary(
     verdicts, wrong = predictions.frame["verdict"], labels.wrong()
     parts = {"held_out": split.test, "unlabelled": split.unlabelled, "all": slice(None)}
     trust = next(one for one in tracer.diagnostics if one.name == "trust")
-    sizes = {"inputs": len(model.inputs), "width": model.width, "weights": model.weights}
+    sizes = {"inputs": len(model.inputs), "width": model.width, "weights": tracer.problem.selection.size}
     score = "RMSE" if model.target.task == "regression" else "log loss"
     return {
         "model": {
@@ -301,8 +285,7 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
     output.fact("Fit", f"{exact} on {rows['train']:,} rows; {optimum}")
     output.fact("Trust", f"{fit['trust']['level']}: {fit['trust']['words']}")
     output.head(f"On {rows['test']:,} held-out rows, never trained on")
-    scores = content["scores"]
-    output.rows([[name, figure(one["value"]), one["words"]] for name, one in scores.items()], right=(1,))
+    output.rows([[name, *one.values()] for name, one in content["scores"].items()], right=(1,))
     counts, explained = content["verdicts"]["held_out"], sum(content["verdicts"]["held_out"].values())
     if explained:
         some = "" if explained == rows["test"] else f" ({explained:,} of them)"
@@ -316,9 +299,7 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
     if "import" in content:
         _print_answers(output, content["import"], rows["test"])
     output.say()
-    for name, path in content["files"].items():
-        if path is not None:
-            output.file(FILES[name], path)
+    output.files(content["files"])
     output.fact("Time", f"{content['seconds']:.0f} s")
 
 
@@ -327,10 +308,16 @@ def _print_labels(output: Output, content: dict[str, Any]) -> None:
     name, numbers = content["target"]["name"], content["target"]["task"] == "regression"
     if content["suspects"]:
         output.head("Labels to check first")
-        lines = [[str(one["row"]), one["label"], one["others"], one["suspicion"]] for one in content["suspects"]]
-        for line in lines:
-            line[3] = f"{line[3]:.1f}" if numbers else percent(1.0 - line[3])
         doubt = "standard deviations off" if numbers else "chance of the label"
+        lines = [
+            [
+                one["row"],
+                one["label"],
+                one["others"],
+                f"{one['suspicion']:.1f}" if numbers else percent(1 - one["suspicion"]),
+            ]
+            for one in content["suspects"]
+        ]
         output.rows(lines, ["row", f"{name} in the file", "the other rows say", doubt], right=(0, 3))
     if content["wrong_labels"]:
         if not content["suspects"]:
@@ -394,12 +381,9 @@ def _print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:
     output.head("What the answers changed: " + ", ".join(words for name, words in amounts.items() if changes[name]))
     output.say(f"  On {count(rows, 'held-out row')}, by the labels as they are now:")
     numbers = {**changes["scores"], "mean std": changes["std"]}
-    lines = [[name, *(figure(one[when]) for when in WHEN)] for name, one in numbers.items()]
-    output.rows(lines, ["", *WHEN], right=(1, 2, 3))
+    output.rows([[name, *(one[when] for when in WHEN)] for name, one in numbers.items()], ["", *WHEN], right=(1, 2, 3))
     doubtful = changes["contradicted"]
     output.say(f"  Labels that the other rows contradict: {doubtful['before']:,} before, {doubtful['after']:,} after")
     output.say(f"  Predictions that changed: {changes['predictions_changed']:,}")
     if changes["moved"]:
-        cells = [[one[name] for name in ("row", "before", "after")] for one in changes["moved"]]
-        shown = [[figure(cell) if isinstance(cell, float) else str(cell) for cell in row] for row in cells]
-        output.rows(shown, ["row", "before", "after"], right=(0,))
+        output.rows([[*one.values()] for one in changes["moved"]], ["row", "before", "after"], right=(0,))

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.api import ridge_from_weight_decay
+from whence.api import Loss, ridge_from_weight_decay
 from whence.data.batches import Batch, Batches
 from whence.jacobian.network import Network, follow_own_loss
 from whence.likelihoods import Categorical, Likelihood
@@ -70,11 +70,8 @@ def ridge_of(
                 positions = network.shaped(first.inputs).ndim - 1
             follow_own_loss(network, batches, first, getattr(loss, "ignore_index", None))
         terms = sum(float(_terms(batch, loss, name, positions).sum()) for batch in batches)
-    if name == "gaussian":
-        return ridge_from_weight_decay(decay, terms)
-    return ridge_from_weight_decay(
-        decay, terms, loss="binary_cross_entropy" if name == "bernoulli" else "cross_entropy"
-    )
+    losses: dict[str, Loss] = {"gaussian": "mse", "bernoulli": "binary_cross_entropy"}
+    return ridge_from_weight_decay(decay, terms, loss=losses.get(name, "cross_entropy"))
 
 
 def _terms(batch: Batch, loss: str | Likelihood, name: str, positions: int) -> Tensor:

@@ -33,8 +33,7 @@ class WhenceCallback(Callback):
         likelihood: the loss of the training, as for `whence.fit`.
         structure: as for `whence.fit`.
         ridge: lambda, "auto" or "loo", as for `whence.fit`. When not given, it is what the optimiser's weight decay
-            amounts to, for a loss that is a mean over all that count: examples, or their tokens or pixels whose label
-            is not ignored; and over outputs too, for squared error and binary cross-entropy. "auto" without a decay.
+            amounts to for a mean loss (`whence.integrations.ridge_of` says over what); "auto" without a decay.
         loader: gives the training batches as (inputs, targets); by default the one that Lightning trained with.
         network: picks the part of the module that maps inputs to outputs; by default the module itself, by its
             `forward`.
@@ -69,9 +68,8 @@ class WhenceCallback(Callback):
         model = pl_module if self.network is None else self.network(pl_module)
         with preserved(model):
             model.eval()
-            ridge = self.ridge
-            if ridge is None:
-                ridge = ridge_of(decay_of(trainer.optimizers), loader, self.likelihood, model)
+            decay = decay_of(trainer.optimizers)
+            ridge = ridge_of(decay, loader, self.likelihood, model) if self.ridge is None else self.ridge
             execution = by_one_process(self.options.get("execution"))  # the other processes are not here
             options = {**self.options, "execution": execution}
             self.tracer = fit(model, loader, self.likelihood, self.structure, ridge=ridge, **options)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from whence.display import number, percent
+from whence.display import percent
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped, using_model
 from whence.influence.intervals import Intervals
@@ -25,7 +25,6 @@ from whence.report.charts import charts
 from whence.report.inputs import InputView, as_pair
 from whence.report.task import UNKNOWN, DataSource, Predictions, TrainingLabels, rows_of_trees
 from whence.report.traced import Traced, actions, trace
-from whence.results import Finding
 from whence.trust import Check, Trust, trust_of_fit
 
 TITLE = "How uncertain are these predictions, and why?"
@@ -115,7 +114,6 @@ class Report:
         intervals: Intervals | None = None,
         examples: Any = None,
     ) -> None:
-        """Compute everything."""
         check_level(level)
         check_count(traced, "traced")
         check_ungrouped(fitted)
@@ -137,7 +135,7 @@ class Report:
         self.traced = trace(fitted, test_data, self.predictions.uncertainty, float(level), traced, examples)
         with using_model(fitted):
             self.trust = trust_of_fit(fitted) if trust is None else trust
-        self.checks = list(_checks(fitted, self.traced, self.trust, looked=trust is not None))
+        self.checks = list(_checks(fitted, self.traced, self.trust, sampled=trust is not None))
         self.charts = charts(self.predictions)
         todo = actions(fitted, self.traced, self.training.contradicted)
         self.suspects = self.training.order[:SUSPECTS].tolist()  # training examples whose labels to doubt
@@ -284,14 +282,9 @@ def _predict(
     return Predictions(uncertainty, training.task, intervals, read), first[0]
 
 
-def value_text(finding: Finding) -> str:
-    """The value of a finding."""
-    return finding.value if isinstance(finding.value, str) else number(finding.value, 4)
-
-
-def _checks(fitted: Fitted, traced: Traced, trust: Trust, looked: bool) -> Iterator[Check]:
+def _checks(fitted: Fitted, traced: Traced, trust: Trust, sampled: bool) -> Iterator[Check]:
     """What `Tracer.trust`, or the fit itself, found, and how the tracing went; notes have the level "note"."""
-    if not looked and fitted.diagnostics["structure"] != "exact":
+    if not sampled and fitted.diagnostics["structure"] != "exact":
         text = "How far variances are from those of the exact curvature: that takes a closer look at some predictions."
         yield Check("Not checked", "note", {}, text)
     for one in trust:

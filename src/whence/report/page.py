@@ -16,7 +16,7 @@ from whence.display import number, percent
 from whence.errors import InputError
 from whence.influence.fitted import Fitted
 from whence.report.charts import ticks
-from whence.report.content import TONES, Report, value_text
+from whence.report.content import TONES, Report
 from whence.report.task import UNKNOWN
 from whence.report.traced import LargestShares
 from whence.trust.checks import MEANING
@@ -56,7 +56,7 @@ def jinja_environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.filters.update(number=number, percent=percent, thousands="{:,}".format, ticks=ticks, value=value_text)
+    environment.filters.update(number=number, percent=percent, thousands="{:,}".format, ticks=ticks)
     environment.globals.update(version=__version__, tones=TONES, meaning=MEANING)
     return environment
 

@@ -197,7 +197,6 @@ class TrainingLabels:
         return cls(task, task.read_targets(targets), others.cpu(), suspicion.score.cpu(), suspicion.order.cpu())
 
     def __len__(self) -> int:
-        """Number of examples."""
         return len(self.labels)
 
     @cached_property
@@ -239,14 +238,12 @@ class Predictions:
     targets: Tensor | None  # as `Task.read_targets` has them
 
     def __post_init__(self) -> None:
-        """Check the targets."""
         mean = self.uncertainty.mean
         shape = mean.shape[:1] if self.task.kind == "classification" else mean.shape
         if self.targets is not None and self.targets.shape != shape:
             raise ShapeError(f"expected test targets of shape {tuple(shape)}, got {tuple(self.targets.shape)}.")
 
     def __len__(self) -> int:
-        """Number of predictions."""
         return len(self.uncertainty)
 
     @cached_property

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 RARE = 0.025  # share of training rows below which a value counts as unusually small, large or rare
 CENTRE = 0.005  # share of the training values of a column, on each side, that do not count for its range; one at least
 BEYOND, ACROSS_ZERO = 3.0, 0.5
-"""A number that no training value is near cannot be where the gap is so many times the range of its column: zero and
-below in a column of positive numbers from a smaller gap on, as zeros often stand for what was not measured."""
+"""A number is impossible where its distance from the nearest training value is so many times the range of its column;
+zero and below, in a column of positive numbers, from the smaller factor on: zeros often stand for what is missing."""
 CONSTANT = 0.001
 """Share of training rows that may have one number in all their columns where such a row is called impossible."""
 
@@ -51,7 +51,7 @@ class UsualValues:
         """From the training rows."""
         values = {str(name): ordered_values(column) for name, column in train.items()}
         known = {name: np.sort(one[np.isfinite(one)]) for name, one in values.items() if one is not None}
-        dates = frozenset(name for name in known if order_of(train[name]) == "dates")
+        dates = frozenset(str(name) for name, column in train.items() if column.dtype.kind == "M" and name in known)
         return cls(
             {name: one for name, one in known.items() if len(np.unique(one)) > 2},
             {name: Counter(map(cell_text, train[name])) for name, one in values.items() if one is None},
@@ -71,7 +71,7 @@ class UsualValues:
             if name in self.counts:
                 counts = self.counts[str(name)]
                 found[:, :, place] = [counts[cell_text(value)] / max(counts.total(), 1) for value in column]
-            elif name in self.numbers and values is not None and (name in self.dates) == (order_of(column) == "dates"):
+            elif name in self.numbers and values is not None and (name in self.dates) == (column.dtype.kind == "M"):
                 known, there = self.numbers[str(name)], np.isfinite(values)
                 found[0, there, place] = np.searchsorted(known, values[there], "right") / len(known)
                 found[1, there, place] = 1.0 - np.searchsorted(known, values[there], "left") / len(known)
@@ -159,21 +159,13 @@ def rows_as_text(frame: pandas.DataFrame) -> list[tuple[str, ...]]:
     return list(zip(*(map(cell_text, column) for _, column in frame.items()), strict=True))
 
 
-def order_of(column: pandas.Series) -> str:
-    """What orders the values of a column: "numbers", "dates", or nothing."""
+def ordered_values(column: pandas.Series) -> NDArray[np.float64] | None:
+    """A column of numbers, or of dates in seconds, with NaN where there is none; `None` for others."""
     import pandas  # an extra: only tables need it
 
     if pandas.api.types.is_numeric_dtype(column):
-        return "numbers"
-    return "dates" if pandas.api.types.is_datetime64_dtype(column) else ""
-
-
-def ordered_values(column: pandas.Series) -> NDArray[np.float64] | None:
-    """A column of numbers, or of dates in seconds, with NaN where there is none; `None` for others."""
-    kind = order_of(column)
-    if kind == "numbers":
         return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
-    if kind == "dates":
+    if pandas.api.types.is_datetime64_dtype(column):
         seconds = column.to_numpy().astype("datetime64[s]").astype(np.float64)
         return np.where(column.isna().to_numpy(), np.nan, seconds)
     return None

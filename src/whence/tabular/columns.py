@@ -360,11 +360,7 @@ class Category:
 
     def encode(self, cells: Any) -> Any:
         """(m, inputs); an unseen category is encoded like a rare one, or as zeros where none was rare."""
-        labels = self.display(cells)
-        encoded = (labels[:, None] == numpy.array(self.levels, dtype=object)).astype(float)
-        if self.other:
-            encoded = numpy.concatenate([encoded, 1.0 - encoded.sum(1, keepdims=True)], axis=1)
-        return encoded
+        return (self.features(cells) == numpy.arange(len(self.inputs))).astype(float)
 
     def features(self, cells: Any) -> Any:
         """(m, 1) for trees: the number of the category; that of rare ones is the last, an unseen one is NaN."""
@@ -374,7 +370,7 @@ class Category:
 
     def unrecognized(self, cells: Any) -> Any:
         """Which cells hold a category that training never had; rare ones cannot be told from new ones."""
-        return numpy.array([not self.other and label not in self.levels for label in self.display(cells)])
+        return numpy.isnan(self.features(cells)[:, 0])
 
     def display(self, cells: Any) -> Any:
         """The categories."""
@@ -421,7 +417,7 @@ def detect_column(name: str, cells: Any, notes: list[str], rows: Any = None) -> 
     style, unit, values = guess_spelling(filled)
     readable = numpy.isfinite(values)
     gaps = bool(missing.any() or not readable.all())
-    odd = f"(such as {_examples(filled[~readable])})"
+    odd = f"(such as {examples(filled[~readable])})"
     if readable.mean() >= MOSTLY:
         if readable.all() and _numbers_the_rows(name, values, None if rows is None else rows[~missing]):
             return ExcludedColumn(name, "numbers the rows", identifier=True)
@@ -460,7 +456,7 @@ def _detect_date(name: str, format_: str, filled: Any, missing: bool, notes: lis
     if format_.startswith("%m/%d") and numpy.isfinite(parse_dates(filled, format_.replace("%m/%d", "%d/%m"))).all():
         notes.append(f"{name!r} could be month/day or day/month; month/day was taken")
     if not readable.all():
-        odd = _examples(filled[~readable])
+        odd = examples(filled[~readable])
         notes.append(f"{name!r} holds {(~readable).sum()} cells that are no dates (such as {odd})")
     # Cycles that the dates go through, and within which they vary.
     cycles = [one for one in (YEAR, WEEK) if numpy.ptp(known) >= one and numpy.ptp(known % one) > 0.01 * one]
@@ -500,7 +496,8 @@ def describe_styles(columns: Iterable[Column]) -> list[str]:
     return [f"{names[0]} was read {how}" if len(names) == 1 else several[how] for how, names in found.items()]
 
 
-def _examples(cells: Any) -> str:
+def examples(cells: Any) -> str:
+    """The first three different cells."""
     return ", ".join(_short(cell) for cell in list(dict.fromkeys(cells))[:3])
 
 

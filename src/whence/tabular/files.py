@@ -47,18 +47,11 @@ class TextTable:
     notes: tuple[str, ...] = ()  # what was guessed or repaired
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self.rows)
 
     def take(self, which: Any) -> TextTable:
         """Some rows."""
         return TextTable({name: cells[which] for name, cells in self.columns.items()}, self.rows[which], self.total)
-
-    def frame(self) -> pandas.DataFrame:
-        """The cells as text, before any conversion."""
-        import pandas  # an extra: only tables need it
-
-        return pandas.DataFrame(self.columns)
 
 
 class _Source(NamedTuple):
@@ -70,10 +63,12 @@ class _Source(NamedTuple):
     notes: list[str]
 
 
-def write_csv(path: Path, frame: pandas.DataFrame) -> None:
-    """Write a data frame, whole or not at all."""
+def write_csv(path: Path, columns: pandas.DataFrame | dict[str, Any]) -> None:
+    """Write a data frame, or columns by name, whole or not at all."""
+    import pandas  # an extra: only tables need it
+
     with replacing(path) as file:
-        frame.to_csv(file, index=False, float_format="%.6g")
+        pandas.DataFrame(columns).to_csv(file, index=False, float_format="%.6g")
 
 
 def read_table(

@@ -35,10 +35,11 @@ from whence.tabular.columns import (
     column_from_json,
     describe_styles,
     detect_column,
+    examples,
     is_missing,
 )
 from whence.tabular.files import TextTable
-from whence.tabular.network import Trained, build_network, choose_width, count_weights, initialize, mean_loss, train
+from whence.tabular.network import Trained, build_network, choose_width, initialize, mean_loss, train
 from whence.tabular.target import (
     RowSplit,
     Target,
@@ -79,11 +80,6 @@ class TableModel:
         """Names of the network's inputs."""
         return [name for column in self.columns for name in column.inputs]
 
-    @property
-    def weights(self) -> int:
-        """Number of the network's weights."""
-        return count_weights(len(self.inputs), self.width, self.target.outputs)
-
     def network(self) -> nn.Sequential:
         """The network, without its weights."""
         return build_network(len(self.inputs), self.width, self.target)
@@ -111,9 +107,9 @@ class TableModel:
             cells = table.columns[column.name]
             odd = column.unrecognized(cells)
             if odd.any():
-                shown = ", ".join(repr(str(cell)) for cell in list(dict.fromkeys(cells[odd]))[:3])
                 what = "a category that training never had" if column.kind == "category" else f"no {column.kind}"
-                notes.append(f"{column.name!r} holds {what} in {int(odd.sum())} of {len(odd)} rows, such as {shown}")
+                rows = f"{int(odd.sum())} of {len(odd)} rows"
+                notes.append(f"{column.name!r} holds {what} in {rows}, such as {examples(cells[odd])}")
         return notes + self.clipped(table)
 
     def clipped(self, table: TextTable) -> list[str]:

@@ -8,7 +8,7 @@ longer changes. There is no early stopping: the weight decay alone prevents over
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -27,16 +27,16 @@ ROWS_TIMES_WEIGHTS = 3e7  # kept constant in between
 
 
 class Units(nn.Module):
-    """From standard deviations to the units of the target."""
+    """From standard deviations to the units of the target, or from the units of inputs to standard deviations."""
 
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, shift: float, scale: float) -> None:
+    def __init__(self, shift: float | Tensor, scale: float | Tensor) -> None:
         """In float64: targets may vary by less than a millionth of their mean."""
         super().__init__()
-        self.register_buffer("shift", torch.tensor(shift, dtype=torch.float64, device="cpu"))
-        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float64, device="cpu"))
+        self.register_buffer("shift", torch.as_tensor(shift, dtype=torch.float64, device="cpu"))
+        self.register_buffer("scale", torch.as_tensor(scale, dtype=torch.float64, device="cpu"))
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Shift and scale."""
@@ -123,7 +123,7 @@ def train(
     def train_without(start: dict[str, Tensor], fold: Tensor, decay: float, rounds: int) -> dict[str, Tensor]:
         """The weights that a training without the fold ends at; they are those of the network now."""
         network.load_state_dict(start)
-        _minimize(network, target, inputs[~fold], values[~fold], decay, rounds, TRIAL_TOLERANCE)
+        _minimize_mean(network, target, inputs[~fold], values[~fold], decay, rounds, TRIAL_TOLERANCE)
         return deepcopy(network.state_dict())
 
     def trial(decay: float, first: list[dict[str, Tensor]]) -> float:
@@ -156,7 +156,7 @@ def train(
         with torch.no_grad():
             held_out[fold] = network(inputs[fold]).double()
     network.load_state_dict(weights[chosen][0])
-    _minimize(network, target, inputs, values, chosen, LAST_ROUNDS, TOLERANCE, progress)
+    _minimize_mean(network, target, inputs, values, chosen, LAST_ROUNDS, TOLERANCE, progress)
     return Trained(network.eval(), held_out, {"weight_decay": chosen})
 
 
@@ -173,40 +173,40 @@ def _decays_to_try(losses: dict[float, float]) -> Iterator[float]:
             return
 
 
-def _minimize(
+def _minimize_mean(network: nn.Module, target: Target, inputs: Tensor, values: Tensor, *how: Any) -> None:
+    options: dict[str, Any] = {"max_iter": STEPS, "tolerance_grad": 1e-9, "tolerance_change": 0.0}
+    minimize(network, lambda: mean_loss(target, network(inputs), values), *how, **options)
+
+
+def minimize(
     network: nn.Module,
-    target: Target,
-    inputs: Tensor,
-    values: Tensor,
+    loss: Callable[[], Tensor],
     decay: float,
-    rounds: int,
-    tolerance: float,
+    rounds: int = 1,
+    tolerance: float = 0.0,
     progress: Progress | None = None,
-) -> None:
-    """Minimize the penalized loss until its relative change in a round is below the tolerance."""
-    optimizer = torch.optim.LBFGS(
-        network.parameters(),
-        max_iter=STEPS,
-        history_size=20,
-        line_search_fn="strong_wolfe",
-        tolerance_grad=1e-9,
-        tolerance_change=0.0,
-    )
-    losses = [math.inf]  # of this round
+    **options: Any,
+) -> torch.optim.LBFGS:
+    """Minimize loss + decay / 2 ||w||^2 by L-BFGS, until its relative change in a round is below the tolerance."""
+    optimizer = torch.optim.LBFGS(network.parameters(), history_size=20, line_search_fn="strong_wolfe", **options)
+    values = [math.inf]  # of this round
 
     def closure() -> Tensor:
         optimizer.zero_grad()
         penalty = torch.stack([weight.square().sum() for weight in network.parameters()]).sum()
-        loss = mean_loss(target, network(inputs), values) + decay / 2 * penalty
-        loss.backward()
-        losses.append(float(loss.detach()))
-        return loss
+        value = loss() + decay / 2 * penalty
+        value.backward()
+        values.append(float(value.detach()))
+        return value
 
     before = math.inf
     for _ in (progress or Progress(enabled=False)).track(range(rounds), "training, at most: round", rounds):
-        losses[:] = [math.inf]
-        optimizer.step(closure)
-        best = min(losses)
+        values[:] = [math.inf]
+        with torch.enable_grad():
+            optimizer.step(closure)
+        best = min(values)
         if before - best <= tolerance * abs(best):
-            return
+            break
         before = best
+    optimizer.zero_grad()
+    return optimizer

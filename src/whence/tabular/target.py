@@ -21,6 +21,7 @@ from whence.tabular.columns import (
     Scale,
     category_of,
     describe_styles,
+    examples,
     folded,
     guess_spelling,
     is_missing,
@@ -94,10 +95,9 @@ def detect_target(name: str, cells: Any, task: Task | None, notes: list[str]) ->
     if (task or _guess_task(name, values, unreadable, notes)) == "classification":
         return Target(name, "classification", _classes(name, filled, task, notes))
     if unreadable.any():
-        strange = list(dict.fromkeys(filled[unreadable]))
         raise TargetError(
             f"expected numbers in the target {name!r}, got text in {int(unreadable.sum())} of {len(filled)} rows, such "
-            f"as {', '.join(map(repr, strange[:3]))}. Correct or empty these cells, or pass --task classification."
+            f"as {examples(filled[unreadable])}. Correct or empty these cells, or pass --task classification."
         )
     if numpy.ptp(values) == 0:
         raise TargetError(f"expected a target that varies, got {values[0]:g} in all rows of {name!r}.")

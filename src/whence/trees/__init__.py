@@ -1,20 +1,28 @@
 """Fitted ensembles of trees: linear in their leaf values, so that all that whence computes applies to them.
 
-`ADAPTERS` has one line for each library whose trees whence reads.
+`ADAPTERS` has one line for each library whose trees whence reads; `fitted_trees` makes of them what `whence.fit` works
+on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy
+import torch
+from torch import Tensor
 
+from whence.curvature import Exact, Structure
+from whence.curvature.leaves import LeafAuto, LeafCore
+from whence.errors import InputError
+from whence.jacobian.leaves import LeafSum
+from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.trees import catboost, lightgbm, sklearn, xgboost
 from whence.trees.ensemble import TreeEnsemble
 
-__all__ = ["TreeEnsemble", "read"]
+__all__ = ["TreeEnsemble", "fitted_trees", "leaf_sum", "read", "training_batches"]
 
 ADAPTERS: dict[str, Callable[[Any], TreeEnsemble | None]] = {
     "sklearn": sklearn.read,
@@ -68,3 +76,119 @@ def _last_step(pipeline: Any) -> TreeEnsemble | None:
         leaves=lambda x: inner(steps.transform(x)),
         own_raw=None if raw is None else lambda x: raw(steps.transform(x)),
     )
+
+
+def read_ensemble(model: Any) -> TreeEnsemble:
+    """The trees of a model of some library; an error where no adapter takes it."""
+    found = model if isinstance(model, TreeEnsemble) else read(model)
+    if found is None:
+        raise InputError(
+            "expected a torch.nn.Module, or fitted trees (DecisionTree, RandomForest, ExtraTrees, GradientBoosting or "
+            "HistGradientBoosting of scikit-learn, XGBoost, LightGBM, CatBoost, or a Pipeline that ends in one of "
+            f"them), got {type(model).__name__}."
+        )
+    return found
+
+
+def leaf_sum(model: Any) -> tuple[LeafSum, TreeEnsemble]:
+    """The trees of a model as a network, whose parameters are their leaf values; and as an ensemble."""
+    ensemble = read_ensemble(model)
+    network = LeafSum(
+        torch.tensor(ensemble.values, dtype=torch.float64),
+        None if ensemble.outputs is None else torch.tensor(ensemble.outputs, dtype=torch.int64),
+        torch.tensor(ensemble.base, dtype=torch.float64),
+        ensemble.leaves,
+        ensemble.classes,
+        ensemble.likelihood,
+        ensemble.notes,
+    )
+    network.reread = lambda: read_ensemble(model).values
+    return network, ensemble
+
+
+def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
+    """Batches (leaf numbers, targets) or (leaf numbers, targets, weights) of (X, y) or (X, y, sample_weight)."""
+    if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
+        got = type(data).__name__
+        raise InputError(f"expected the training data of trees as (X, y) or (X, y, sample_weight), got {got}.")
+    model.table = data[0]
+    return model.batches(*data)
+
+
+def check_sum(ensemble: TreeEnsemble, x: Any) -> None:
+    """Raise unless the leaf values add up to what the library itself predicts, for some rows of X."""
+    if ensemble.own_raw is None:
+        return
+    some = x[:COMPARED_ROWS] if hasattr(x, "shape") or isinstance(x, list) else x
+    ours = ensemble.raw(some)
+    own = numpy.asarray(ensemble.own_raw(some), numpy.float64).reshape(ours.shape)
+    gap = float(numpy.abs(ours - own).max(initial=0.0))
+    if gap > SAME_SUM * max(1.0, float(numpy.abs(own).max(initial=0.0))):
+        raise InputError(
+            f"expected the leaf values of the trees to add up to the model's own predictions, got a difference of "
+            f"{gap:.3g} in the first {len(ours)} rows. The library's format of trees may have changed: try an older "
+            "version of it, and report this."
+        )
+
+
+def leaf_masses(model: LeafSum, likelihood: Likelihood, batches: Sequence[tuple[Any, ...]]) -> Tensor:
+    """(leaves,) sum over the training rows in a leaf of their weight times the Hessian of the loss in its output."""
+    masses = torch.zeros_like(model.scale)
+    for inputs, targets, *weights in batches:
+        leaves = inputs["leaves"].long()
+        with torch.no_grad():
+            outputs = model(leaves)
+        checked = likelihood.check_targets(targets, outputs, "y")
+        roots = likelihood.hessian_root(outputs, checked)
+        each = torch.ones_like(outputs) if roots is None else roots.square().sum(2)  # (n, k) the Hessian's diagonal
+        if weights:
+            each = each * weights[0].unsqueeze(1)
+        by_tree = each.mean(1, keepdim=True).expand(leaves.shape) if model.outputs is None else each[:, model.outputs]
+        masses.index_add_(0, leaves.reshape(-1), by_tree.reshape(-1))
+    return masses
+
+
+STRUCTURES: dict[str, type[Structure]] = {"auto": LeafAuto, "exact": Exact, "core": LeafCore}
+"""Structures of the curvature of leaf values, by name."""
+
+COMPARED_ROWS = 200  # training rows whose sums of leaf values are compared with the library's predictions
+SAME_SUM = 1e-3  # relative difference of the two that single precision may leave
+LARGEST_SHRINKAGE = 0.9  # of several trees: without shrinkage they share directions that no penalty would tell apart
+
+
+def fitted_trees(
+    model: Any, data: Any, likelihood: str | Likelihood | None, structure: str | Structure, parameters: Any, ridge: Any
+) -> tuple[LeafSum, list[tuple[Any, ...]], Likelihood, Structure]:
+    """Model, batches, likelihood and structure for `whence.fit`, of trees of any library.
+
+    Leaf values are scaled so that a ridge of one is the trees' own by default.
+    """
+    if not isinstance(parameters, str) or parameters != "all":
+        raise InputError(f'expected parameters="all" for trees, all leaf values, got {parameters!r}. Leave it out.')
+    network, ensemble = leaf_sum(model)
+    name = likelihood.name if isinstance(likelihood, Likelihood) else likelihood
+    if name not in (None, ensemble.likelihood):
+        own = f"{ensemble.likelihood!r}, that of the loss these trees were grown with"
+        raise InputError(f"expected likelihood {own}, got {name!r}. Leave it out.")
+    likelihood = likelihood if isinstance(likelihood, Likelihood) else LIKELIHOODS[ensemble.likelihood]()
+    batches = training_batches(network, data)
+    check_sum(ensemble, data[0])
+    if ridge == "auto":
+        # One tree shrinks the mean of a leaf to r / (n + penalty) with penalty = n (1 - eta) / eta + l2 / eta, for the
+        # shrinkage eta, n the mass of the leaf and r the sum of its residuals.
+        several = batches[0][0]["leaves"].shape[1] > 1
+        l2, eta = ensemble.l2, min(ensemble.shrinkage, LARGEST_SHRINKAGE) if several else ensemble.shrinkage
+        if ensemble.l2_by_weight and len(batches[0]) == 3:
+            l2 *= float(torch.cat([weights for _, _, weights in batches]).mean())
+        penalty = leaf_masses(network, likelihood, batches) * ((1 - eta) / eta) + l2 / eta
+        words = f"the trees' own, shrinkage {eta:.4g} and L2 {l2:g}, on each leaf value by the mass of its leaf"
+        exists = bool((penalty > 0).all())
+        if exists:
+            network.rescale(penalty.sqrt())
+        network.own_ridge = (1.0 if exists else 0.0, words)
+    if not isinstance(structure, Exact | LeafCore | LeafAuto) and structure not in STRUCTURES:
+        raise InputError(
+            f"expected structure to be one of {', '.join(map(repr, STRUCTURES))}, or whence.Exact, for trees, got "
+            f"{structure!r}. Kronecker factors and sketches of layers have no meaning for leaf values."
+        )
+    return network, batches, likelihood, STRUCTURES[structure]() if isinstance(structure, str) else structure

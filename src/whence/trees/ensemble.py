@@ -21,36 +21,21 @@ class TreeEnsemble:
     The raw output is base + sum over trees of values[leaf]. It is the prediction itself for squared error, log-odds for
     "bernoulli", and one score for each class for "categorical", to which the softmax is applied. Forests of classifiers
     average shares of classes: they are squared error on zeros and ones, with one output for each class.
-
-    Attributes:
-        leaves: from X, as the model takes it, to (n, trees) leaf numbers, counted over all trees together.
-        values: (leaves, w) what each leaf adds to the outputs, shrinkage and averaging included.
-        outputs: (trees,) the output that each tree adds to, where w is 1 and there are several outputs; `None` where a
-            leaf adds to all w outputs.
-        base: (k,) what the outputs are without trees.
-        likelihood: of the loss that the trees were grown with.
-        shrinkage: what a leaf's own optimum is multiplied by: the learning rate of boosting, one over the number of
-            trees for a forest.
-        l2: the library's own penalty of squared leaf values, before shrinkage.
-        l2_by_weight: whether the library multiplies that penalty by the mean weight of the training rows.
-        classes: labels in the order of the classes; `None` for regression.
-        sample_share: of the training rows that each tree saw; one where all saw all of them.
-        notes: what users should know, such as a bootstrap.
-        own_raw: from X to the raw outputs by the library itself, to compare the sum of leaf values with.
     """
 
-    leaves: Callable[[Any], NDArray[numpy.int64]]
-    values: NDArray[numpy.float64]
+    leaves: Callable[[Any], NDArray[numpy.int64]]  # from X to (n, trees) leaf numbers, counted over all trees together
+    values: NDArray[numpy.float64]  # (leaves, w) what each leaf adds to the outputs, with shrinkage and averaging
+    # (trees,) the output that each tree adds to, where w is 1 and there are several; `None`: a leaf adds to all w
     outputs: NDArray[numpy.int64] | None
-    base: NDArray[numpy.float64]
-    likelihood: Loss
-    shrinkage: float = 1.0
-    l2: float = 0.0
-    l2_by_weight: bool = False
-    classes: tuple[Any, ...] | None = None
-    sample_share: float = 1.0
-    notes: tuple[str, ...] = ()
-    own_raw: Callable[[Any], Any] | None = None
+    base: NDArray[numpy.float64]  # (k,) what the outputs are without trees
+    likelihood: Loss  # of the loss that the trees were grown with
+    shrinkage: float = 1.0  # of a leaf's own optimum: the learning rate, or one over the number of trees of a forest
+    l2: float = 0.0  # the library's own penalty of squared leaf values, before shrinkage
+    l2_by_weight: bool = False  # whether the library multiplies that by the mean weight of the training rows
+    classes: tuple[Any, ...] | None = None  # labels in the order of the classes; `None` for regression
+    sample_share: float = 1.0  # of the training rows that each tree saw
+    notes: tuple[str, ...] = ()  # what users should know, such as a bootstrap
+    own_raw: Callable[[Any], Any] | None = None  # from X to the raw outputs by the library itself, to compare with
 
     def raw(self, x: Any) -> NDArray[numpy.float64]:
         """(n, k) the outputs as the sum of leaf values: what the model itself must say."""
@@ -67,8 +52,7 @@ class TreeEnsemble:
 class LeafNumbers:
     """From a library's own node numbers, which start at zero in each tree, to leaves counted over all trees together.
 
-    Args:
-        is_leaf: for each tree, whether each of its nodes is a leaf.
+    `is_leaf` says for each tree which of its nodes are leaves.
 
     Examples:
         >>> numbers = LeafNumbers([numpy.array([False, True, True]), numpy.array([True])])

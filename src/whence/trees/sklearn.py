@@ -74,8 +74,6 @@ def _boosting(model: Any) -> TreeEnsemble:
     from sklearn.dummy import DummyClassifier, DummyRegressor
     from sklearn.utils.validation import validate_data
 
-    classes = getattr(model, "classes_", None)
-    likelihood = _likelihood(model, classes)
     if not isinstance(model.init_, DummyClassifier | DummyRegressor | str):
         got = f"with init={type(model.init_).__name__}"
         raise not_taken(model, "init=None or init='zero'", got, "whence takes boosting that starts with a constant.")
@@ -89,25 +87,12 @@ def _boosting(model: Any) -> TreeEnsemble:
         checked = validate_data(model, x, dtype=numpy.float32, accept_sparse="csr", reset=False)
         return numbers(model.apply(checked))
 
-    return TreeEnsemble(
-        leaves=leaves,
-        own_raw=model.predict if classes is None else model.decision_function,
-        values=values[:, None],
-        outputs=_outputs(len(trees), len(base)),
-        base=base,
-        likelihood=likelihood,
-        shrinkage=float(model.learning_rate),
-        sample_share=float(model.subsample),
-        notes=noted(
-            (model.subsample < 1, f"Each tree saw a random {model.subsample:.0%} of the training rows."),
-            (model.n_iter_no_change is not None, _held_out(model)),
-        ),
-    )
+    sampled = (model.subsample < 1, f"Each tree saw a random {model.subsample:.0%} of the training rows.")
+    found = _boosted(model, len(trees), leaves, values, base, early=model.n_iter_no_change is not None)
+    return replace(found, sample_share=float(model.subsample), notes=noted(sampled) + found.notes)
 
 
 def _histogram_boosting(model: Any) -> TreeEnsemble:
-    classes = getattr(model, "classes_", None)
-    likelihood = _likelihood(model, classes)
     predictors = [predictor for iteration in model._predictors for predictor in iteration]
     is_leaf = [predictor.nodes["is_leaf"].astype(bool) for predictor in predictors]
     values = numpy.concatenate([p.nodes["value"][leaf] for p, leaf in zip(predictors, is_leaf, strict=True)])
@@ -133,33 +118,28 @@ def _histogram_boosting(model: Any) -> TreeEnsemble:
             found[:, number] = finder.predict(rows, *known, threads)
         return found
 
+    early = model.do_early_stopping_ and model.validation_fraction is not None
+    found = _boosted(model, len(predictors), leaves, values.astype(numpy.float64), base, early)
+    return replace(found, l2=float(model.l2_regularization))
+
+
+def _boosted(model: Any, trees: int, leaves: Any, values: Any, base: Any, early: bool) -> TreeEnsemble:
+    """What both kinds of boosting share; `early` says whether rows were held out to stop early."""
+    classes = getattr(model, "classes_", None)
+    taken = "squared_error" if classes is None else "log_loss"
+    likelihood: Loss = "gaussian" if classes is None else "bernoulli" if len(classes) == 2 else "categorical"
+    if model.loss != taken:
+        raise loss_not_taken(model, model.loss, f"loss {taken!r}")
+    share = model.validation_fraction
+    rows = f"{share:.0%}" if isinstance(share, float) else f"{share}"
+    held_out = f"Early stopping held out {rows} of the rows that the model was fitted on: no tree saw them."
     return TreeEnsemble(
         leaves=leaves,
         own_raw=model.predict if classes is None else model.decision_function,
-        values=values[:, None].astype(numpy.float64),
-        outputs=_outputs(len(predictors), len(base)),
+        values=values[:, None],
+        outputs=None if len(base) == 1 else numpy.arange(trees) % len(base),
         base=base,
         likelihood=likelihood,
         shrinkage=float(model.learning_rate),
-        l2=float(model.l2_regularization),
-        notes=noted((model.do_early_stopping_ and model.validation_fraction is not None, _held_out(model))),
+        notes=noted((early, held_out)),
     )
-
-
-def _likelihood(model: Any, classes: Any) -> Loss:
-    taken = "squared_error" if classes is None else "log_loss"
-    if model.loss != taken:
-        raise loss_not_taken(model, model.loss, f"loss {taken!r}")
-    if classes is None:
-        return "gaussian"
-    return "bernoulli" if len(classes) == 2 else "categorical"
-
-
-def _outputs(trees: int, outputs: int) -> NDArray[numpy.int64] | None:
-    return None if outputs == 1 else numpy.arange(trees) % outputs
-
-
-def _held_out(model: Any) -> str:
-    share = model.validation_fraction
-    rows = f"{share:.0%}" if isinstance(share, float) else f"{share}"
-    return f"Early stopping held out {rows} of the rows that the model was fitted on: no tree saw them."

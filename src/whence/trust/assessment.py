@@ -1,34 +1,34 @@
-"""How far to trust a fit: a sample of predictions against exact solves, and verdicts at other ridges."""
+"""How far to trust a fit: a sample of predictions against exact solves, and verdicts at other ridges.
+
+The exact curvature F_lam = sum_i J_i^T L_i J_i + lambda is never formed. Solves with it, by conjugate gradients on
+products with the Jacobian, give the variances of a sample of predictions, the Newton step, the steps without the most
+influential examples, and degrees of freedom; the network's own outputs after such a step give the linearization error.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whence.data.batches import Inputs, batch_size
+from whence.curvature import conjugate_gradients
+from whence.curvature.base import times_hessian
+from whence.curvature.iterative import curvature_times
+from whence.data.batches import Inputs, batch_size, take
 from whence.errors import InputError, SingularCurvatureError, TooLargeError
 from whence.estimators import assemble
-from whence.influence.fitted import Fitted, using_model
+from whence.influence.fitted import Fitted, alignments, inputs_of, training_examples, using_model
 from whence.jacobian.leaves import LeafSum
+from whence.jacobian.linearization import Linearization
+from whence.linalg import largest
 from whence.runtime.model_state import rounded_products
 from whence.trust import checks
 from whence.trust.checks import FINE, Check, Trust, fold, if_solved, level_of, worst
-from whence.trust.exact import (
-    Deletion,
-    ExactSolver,
-    ExactSteps,
-    draw_sample,
-    fewer,
-    linearization_error,
-    most_influential,
-    own_linearization_error,
-    random_signs,
-)
 
 ITERATIONS = 1000  # most iterations of an exact solve
 VERDICT_FACTOR = 4  # verdicts are compared for so many times the sample: they cost less than solves
@@ -147,24 +147,25 @@ def _check_steps(
     solver: ExactSolver, sample: list[Inputs], deletions: list[Deletion], steps: ExactSteps, errors: Tensor
 ) -> tuple[Check, Check]:
     """Stationarity and linearization: what exact steps do to predictions, linearized and by the network itself."""
-    fitted, problem, taken = solver.fitted, solver.problem, solver.fitted.loo.recenter
-    direction = fitted.step.direction if taken else None
+    fitted, problem, recentered = solver.fitted, solver.problem, solver.fitted.loo.recenter
+    direction = fitted.step.direction if recentered else None
     remaining = steps.newton if direction is None else steps.newton - direction
     size = float(remaining.norm() / problem.weights().norm().clamp_min(torch.finfo(remaining.dtype).tiny))
-    change = _root_mean_square(solver.output_change(sample, remaining), errors)
+    change = _root_mean_square(solver.output_change(sample, remaining).norm(dim=1), errors)
     newton_step = steps.newton if direction is None else direction
     along_newton, _, hidden = linearization_error(solver, sample, None, newton_step.unsqueeze(0))
     newton = _root_mean_square(along_newton[0], errors)
-    factor = checks.factor_after_step(fitted, solver.training_change(steps.newton))
+    training = (batch.inputs for batch in problem.read("trust, step"))
+    factor = checks.factor_after_step(fitted, solver.output_change(training, steps.newton))
     far, trees = newton > checks.NEWTON_CHANGE[1], isinstance(problem.network.model, LeafSum)
-    stationarity = checks.stationarity(size, change, factor, taken, far, trees)
-    if not (trees and not taken):  # of trees nothing is concluded from the solves
+    stationarity = checks.stationarity(size, change, factor, recentered, far, trees)
+    if recentered or not trees:  # of trees nothing is concluded from the solves
         stationarity = if_solved(stationarity, solver.residual)
     loo, own = 0.0, 0.0
     if deletions:
         _, loo, hidden = linearization_error(solver, sample, direction, steps.deletions)
         own = own_linearization_error(solver, deletions, direction, steps.deletions)
-    return stationarity, if_solved(checks.linearization(loo, own, newton, taken, hidden), solver.residual)
+    return stationarity, if_solved(checks.linearization(loo, own, newton, recentered, hidden), solver.residual)
 
 
 def _check_ridges(fitted: Fitted, sample: list[Inputs], late: bool) -> Check:
@@ -204,9 +205,7 @@ def _trace(covariance: Tensor) -> Tensor:
 def at_ridge(fitted: Fitted, ridge: float) -> Fitted:
     """The same fit with another lambda, for HeC3 alone, from the curvature at hand."""
     bread = fitted.bread.at(ridge, fitted.loo.meat_roots)
-    found = assemble(fitted.problem, bread, fitted.loo, unbiased=False, only="hec3")
-    parts = {name: getattr(found, name) for name in ("sandwich", "meats", "adjusted", "step")}
-    return replace(fitted, bread=bread, sigma=found.noise.covariance, noise_scale=found.noise.scale, **parts)
+    return replace(fitted, **assemble(fitted.problem, bread, fitted.loo, unbiased=False, only="hec3"))
 
 
 def rank_correlation(one: Tensor, other: Tensor) -> float:
@@ -231,3 +230,292 @@ def _over(one: Tensor, other: Tensor, otherwise: float = 1.0) -> Tensor:
     """A ratio; `otherwise` where both are zero."""
     zero = (one == 0) & (other == 0)
     return torch.where(zero, otherwise, one / torch.where(zero, 1.0, other))
+
+
+VECTORS_PER_SOLVE = 10  # vectors of the size of the weights that a solve holds for each right-hand side
+ROUNDING = 16
+"""Units in the last place by which outputs may differ from their linearization before it counts as an error."""
+
+
+def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -> list[Inputs]:
+    """Up to `most` inputs at random: of x, or of the training set where there is none. Never holds more than that."""
+    kept: list[tuple[Tensor, Inputs]] = []  # a random number for each input; those with the smallest numbers stay
+    weights = fitted.problem.sample_weights if x is None else None
+    training = ((one.inputs, one.rows) for one in fitted.problem.read("trust, sample"))
+    batches: Iterable[tuple[Inputs, Any]] = training if x is None else inputs_of(fitted, x)
+    for inputs, rows in batches:
+        numbers = torch.rand(batch_size(inputs, "this batch"), generator=generator, dtype=torch.float64, device="cpu")
+        if weights is not None:  # examples of weight zero do not count
+            numbers[(weights[rows] <= 0).cpu()] = torch.inf
+        kept.append((numbers, inputs))
+        every = torch.cat([one for one, _ in kept]).sort().values
+        kept = [_up_to(every[:most][-1], numbers, inputs) for numbers, inputs in kept]
+        kept = [(numbers, inputs) for numbers, inputs in kept if len(numbers)]
+    if not kept:
+        raise InputError("expected at least one input to look at, got none.")
+    return [inputs for _, inputs in kept]
+
+
+def _up_to(bound: Tensor, numbers: Tensor, inputs: Inputs) -> tuple[Tensor, Inputs]:
+    """Inputs whose number is finite and at most the bound, in the order of their numbers."""
+    order = numbers.argsort()
+    index = order[(numbers[order] <= bound) & torch.isfinite(numbers[order])]
+    return numbers[index], take(inputs, index)
+
+
+def fewer(sample: list[Inputs], most: int) -> list[Inputs]:
+    """At most so many inputs of a sample: of each batch its share, in the random order of the batch."""
+    sizes = [batch_size(inputs, "the sample") for inputs in sample]
+    share, found, total = min(1.0, most / max(sum(sizes), 1)), [], 0
+    for inputs, size in zip(sample, sizes, strict=True):
+        kept = min(size, max(1, round(share * size)), most - total)
+        if kept > 0:
+            found.append(take(inputs, slice(0, kept)))
+            total += kept
+    return found
+
+
+def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Random signs; drawn on the CPU, so that every device sees the same."""
+    return (torch.randint(0, 2, shape, generator=generator, device="cpu") * 2 - 1).to(like)
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """What is left out at once: an example, some of its outputs, or a group."""
+
+    members: Tensor  # (g,) places of the examples
+    # those that are left out; all of them, unless single outputs or positions are
+    outputs: slice = field(default_factory=lambda: slice(None))
+
+
+def most_influential(fitted: Fitted, sample: list[Inputs], most: int) -> list[Deletion]:
+    """Those that would change the predictions most if they were left out, as far as this fit knows."""
+    influence = _squared_influence(fitted, sample)  # (n or groups, q)
+    flat = influence.flatten()
+    count = min(most, int((flat > 0).sum()))
+    top = largest(flat, count)[1] if count else flat.new_zeros(0, dtype=torch.long)
+    groups, units = fitted.loo.groups, fitted.loo.units
+    width = units.width if units is not None else 1 if fitted.loo.by_output else fitted.problem.k
+    found = []
+    for at in top.tolist():
+        unit, column = divmod(at, influence.shape[1])
+        one = torch.tensor([unit], device=flat.device)
+        members = one if groups is None else (groups.index == unit).nonzero().squeeze(1)
+        found.append(Deletion(members, slice(column * width, (column + 1) * width)))
+    return found
+
+
+def _squared_influence(fitted: Fitted, sample: list[Inputs]) -> Tensor:
+    """(n or groups, q) sums over the sample of |a_i W_i|^2 for each column of the weights of HeC3."""
+    problem, roots, groups = fitted.problem, fitted.meats.roots["hec3"], fitted.meats.pooled("hec3")
+    units = problem.n if groups is None else groups.total
+    total = torch.zeros(units, roots.shape[2], dtype=problem.dtype, device=problem.device)
+    for inputs in sample:
+        for _, chunks in alignments(fitted, inputs):
+            pooled: Tensor | None = None
+            for rows, aligned in chunks:  # (m, k, n, k)
+                weighted = torch.einsum("mkni,niq->mknq", aligned, roots[rows]).flatten(0, 1)
+                if groups is None:
+                    total[rows] += weighted.square().sum(0)
+                    continue
+                pooled = weighted.new_zeros(len(weighted), units, roots.shape[2]) if pooled is None else pooled
+                pooled.index_add_(1, groups.index[rows], weighted)
+            if pooled is not None:
+                total += pooled.square().sum(0)
+    return total
+
+
+@dataclass(frozen=True)
+class ExactSteps:
+    """Exact steps of the weights."""
+
+    newton: Tensor  # (d,) to the optimum of the linearized model
+    deletions: Tensor  # (t, d) what the weights would change by without each deletion
+    loo_residuals: list[Tensor]  # for each deletion, the residuals (g, k) of its members without it
+    degrees_of_freedom: Tensor  # (h,) independent estimates
+
+
+class ExactSolver:
+    """Solves with the exact curvature of a fit, started from the fitted curvature.
+
+    A solve stops at a relative residual (not below the precision of the weights), after so many iterations, or at the
+    deadline, a time by `time.monotonic`.
+
+    Attributes:
+        residual: the largest relative residual that a solve left so far.
+        iterations: of conjugate gradients so far.
+    """
+
+    def __init__(self, fitted: Fitted, tolerance: float, most_iterations: int, deadline: float) -> None:
+        self.fitted, self.problem = fitted, fitted.problem
+        self.jacobian = fitted.problem.jacobian()
+        self.tolerance = max(tolerance, 4 * self.jacobian.precision)
+        self.most_iterations, self.deadline = most_iterations, deadline
+        self.residual, self.iterations = 0.0, 0
+
+    def variances(self, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
+        """(m,) Laplace, Ho and HeC3 along directions v of the outputs, (m, k) a batch: v^T J F^-1 M F^-1 J^T v.
+
+        HeC3 has the weights that the fit gave to its examples, so that the curvature alone is compared.
+        """
+        found: dict[str, list[Tensor]] = {"laplace": [], "ho": [], "hec3": []}
+        most = self.chunk_size()
+        for inputs, every in zip(sample, directions, strict=True):
+            for low in range(0, len(every), most):
+                some = every[low : low + most]
+                # One right-hand side for each input: (m, m, k) -> (m, d).
+                cotangents = torch.diag_embed(some.T).permute(1, 2, 0)
+                right = self.jacobian.vjp(take(inputs, slice(low, low + len(some))), cotangents)
+                solved = self.solve(right)
+                found["laplace"].append((right * solved).sum(1))
+                for name, value in self._meat_forms(solved).items():
+                    found[name].append(value)
+        return {name: torch.cat(values) for name, values in found.items()}
+
+    def steps(self, deletions: list[Deletion], signs: Tensor) -> ExactSteps:
+        """The Newton step, steps without each deletion, and the trace of the hat matrix along signs (h, n, q)."""
+        problem, fitted = self.problem, self.fitted
+        n, k = problem.n, problem.k
+        newton = self._transposed(problem.residuals.unsqueeze(0)) - fitted.bread.ridge * problem.weights()
+        residuals = fitted.weighted_residuals
+        first_trace = 1 + len(deletions)
+        masks = torch.zeros(first_trace + len(signs), n, k, dtype=torch.bool, device=residuals.device)
+        for mask, one in zip(masks[1:first_trace], deletions, strict=True):
+            mask[one.members, one.outputs] = True
+        roots = problem.hessian_roots
+        traced = signs if roots is None else torch.einsum("nkq,hnq->hnk", roots, signs)
+        right = torch.cat([newton, self._transposed(masks[1:first_trace] * residuals), self._transposed(traced)])
+        chunks = zip(right.split(self.chunk_size()), masks.split(self.chunk_size()), strict=True)
+        solved = torch.cat([self.solve(*chunk) for chunk in chunks])
+        traces = (right[first_trace:] * solved[first_trace:]).sum(1)
+        without = solved[1:first_trace]
+        return ExactSteps(solved[0], -without, self._loo_residuals(deletions, without, residuals), traces)
+
+    def solve(self, right: Tensor, gone: Tensor | None = None) -> Tensor:
+        """F_lam^-1 v for right-hand sides (q, d), without the terms of F_lam that are gone (q, n, k)."""
+
+        def multiply(vectors: Tensor, at: Tensor) -> Tensor:
+            left_out = None if gone is None else gone[at]
+            return curvature_times(vectors, self.problem, self.jacobian, self.fitted.bread.ridge, left_out)
+
+        found = conjugate_gradients(
+            multiply,
+            right,
+            tolerance=self.tolerance,
+            iterations=self.most_iterations,
+            precondition=self.fitted.bread.precondition,
+            going=lambda: time.monotonic() < self.deadline,
+        )
+        self.residual = max(self.residual, float(found.reached.max()))
+        self.iterations += found.steps
+        return found.solution
+
+    def output_change(self, batches: Iterable[Inputs], step: Tensor) -> Tensor:
+        """J v (m, k) of batches of inputs."""
+        return torch.cat([self.jacobian.jvp(inputs, step.unsqueeze(0))[0] for inputs in batches])
+
+    def chunk_size(self) -> int:
+        """How many right-hand sides memory allows at once."""
+        row = VECTORS_PER_SOLVE * self.problem.selection.size * self.problem.outputs.element_size()
+        return max(1, int(0.3 * self.problem.budget.limit) // row)
+
+    def _transposed(self, cotangents: Tensor) -> Tensor:
+        """sum_i J_i^T u_i for cotangents (q, n, k), without passes over examples that have none: (q, d)."""
+        problem = self.problem
+        total = torch.zeros(len(cotangents), problem.selection.size, dtype=problem.dtype, device=problem.device)
+        some = cotangents.flatten(2).any(2).any(0).nonzero().squeeze(1)
+        if len(some):
+            for which, inputs, _ in training_examples(self.fitted, some):
+                total += self.jacobian.vjp(inputs, cotangents[:, which])
+        return total
+
+    def _meat_forms(self, solved: Tensor) -> dict[str, Tensor]:
+        """sum_i |W_i^T J_i z|^2 for solutions z (q, d), of groups where the fit has some."""
+        meats, q = self.fitted.meats, len(solved)
+        totals = {name: solved.new_zeros(q) for name in ("ho", "hec3")}
+        pooled: dict[str, Tensor] = {}
+        for batch in self.problem.read("trust, meats"):
+            outputs = self.jacobian.jvp(batch.inputs, solved)
+            for name in totals:
+                roots = meats.roots[name].expand(self.problem.n, -1, -1)[batch.rows]
+                weighted = torch.einsum("qnk,nkp->qnp", outputs, roots)
+                groups = meats.pooled(name)
+                if groups is None:
+                    totals[name] += weighted.square().sum((1, 2))
+                    continue
+                if name not in pooled:
+                    pooled[name] = solved.new_zeros(q, groups.total, roots.shape[2])
+                pooled[name].index_add_(1, groups.index[batch.rows], weighted)
+        return totals | {name: sums.square().sum((1, 2)) for name, sums in pooled.items()}
+
+    def _loo_residuals(self, deletions: list[Deletion], solved: Tensor, residuals: Tensor) -> list[Tensor]:
+        """Residuals e + L J s of the members of each deletion, with s the solution without it."""
+        found = []
+        for one, step in zip(deletions, solved, strict=True):
+            without = residuals.clone()
+            for which, inputs, _ in training_examples(self.fitted, one.members):
+                change = self.jacobian.jvp(inputs, step.unsqueeze(0))
+                without[which] += times_hessian(change, self.problem.hessian_roots, which)[0]
+            found.append(without[one.members])
+        return found
+
+
+def linearization_error(
+    solver: ExactSolver, sample: list[Inputs], start: Tensor | None, steps: Tensor
+) -> tuple[Tensor, float, float]:
+    """Take steps (q, d) from the weights, or from where the step `start` leads, and compare outputs on a sample.
+
+    Returns:
+        By how much the network's outputs differ from the linear change, less what rounding may be: (q, m) norms over
+        the outputs of each input. The same over the linear change. The share of that which rounding may hide.
+    """
+    found = [_compare_outputs(solver, inputs, start, steps) for inputs in sample]
+    linear, error, floor = (torch.cat([one.norm(dim=2) for one in some], dim=1) for some in zip(*found, strict=True))
+    return error, _share(error, linear), _share(floor, linear)
+
+
+def own_linearization_error(
+    solver: ExactSolver, deletions: list[Deletion], start: Tensor | None, steps: Tensor
+) -> float:
+    """The relative error on what was left out, along the step without it: that of leave-one-out residuals."""
+    found = [
+        _compare_outputs(solver, inputs, start, step.unsqueeze(0))
+        for one, step in zip(deletions, steps, strict=True)
+        for _, inputs, _ in training_examples(solver.fitted, one.members)
+    ]
+    linear, error, _ = (torch.cat([one.flatten() for one in some]) for some in zip(*found, strict=True))
+    return _share(error, linear)
+
+
+def _share(some: Tensor, whole: Tensor) -> float:
+    size = float(whole.norm())
+    return float(some.norm()) / size if size > 0 else 0.0
+
+
+def _compare_outputs(
+    solver: ExactSolver, inputs: Inputs, start: Tensor | None, steps: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(q, m, k) each: the linear change of outputs, its error, and the rounding that was taken off the error."""
+    problem = solver.problem
+    weights = problem.weights().double()
+    before = _as_stored(problem, weights if start is None else weights + start)
+    base = _outputs(problem, before, inputs)
+    after = [_as_stored(problem, before + step) for step in steps]
+    taken = torch.stack([one - before for one in after])  # what is left of a small step in single precision
+    linear = solver.jacobian.jvp(inputs, taken.to(problem.dtype)).double()
+    change = torch.stack([_outputs(problem, one, inputs) for one in after]) - base
+    coarsest = max(torch.finfo(p.dtype).eps for p in problem.selection.parameters.values())
+    floor = ROUNDING * coarsest * base.abs().amax(1, keepdim=True).expand_as(base).expand_as(linear)
+    return linear, ((change - linear).abs() - floor).clamp_min(0.0), floor
+
+
+def _as_stored(problem: Linearization, weights: Tensor) -> Tensor:
+    """Weights (d,) rounded to the precision of the parameters."""
+    stored = problem.selection.unflatten(weights, cast=True)
+    return problem.selection.flatten({name: p.double() for name, p in stored.items()})
+
+
+def _outputs(problem: Linearization, weights: Tensor, inputs: Inputs) -> Tensor:
+    with torch.no_grad():
+        return problem.network.with_parameters(problem.selection.unflatten(weights, cast=True), inputs).double()

@@ -122,11 +122,9 @@ class Trust(Shown):
     seconds: float = field(default=0.0, compare=False)
 
     def __iter__(self) -> Iterator[Check]:
-        """All checks in order."""
         return iter(self.checks)
 
     def __getitem__(self, name: str) -> Check:
-        """A check by its name."""
         return {check.name: check for check in self.checks}[name]
 
     @property
@@ -154,7 +152,6 @@ class Trust(Shown):
         return frame({name: [list(self._all(name))] for name in ("name", "level", "figures", "words")})
 
     def __repr__(self) -> str:
-        """The headline."""
         return f"Trust({self.headline})"
 
     def _table(self) -> Table:
@@ -236,7 +233,7 @@ def if_solved(check: Check, residual: float) -> Check:
     return Check(check.name, SKIPPED, {"relative residual": residual}, words)
 
 
-def stationarity(size: float, change: float, factor: float, taken: bool, far: bool, trees: bool = False) -> Check:
+def stationarity(size: float, change: float, factor: float, recentered: bool, far: bool, trees: bool = False) -> Check:
     """Whether the answers are those of the optimum of the penalised loss.
 
     Most networks stop elsewhere. Variances of retrained networks mostly lie between HeC3 as it is and HeC3 after the
@@ -247,12 +244,12 @@ def stationarity(size: float, change: float, factor: float, taken: bool, far: bo
         size: of the Newton step, over that of the weights.
         change: of the predictions by that step, in standard errors.
         factor: HeC3 over HeC3 with the residuals after that step, over all training inputs.
-        taken: whether the fit was recentered; the step is then what is left.
+        recentered: whether the fit was recentered; the step is then what is left.
         far: whether the step is known to be too long for a linearization.
         trees: whether the weights are leaf values of trees.
     """
     numbers = {"after the step": factor, "standard errors": change, "step": size}
-    if trees and not taken:
+    if trees and not recentered:
         words = (
             "Variances of trees say how leaf values answer to the labels with the trees kept. Models that are trained "
             "again, trees and all, vary more: about twenty times as much in a study. Compare predictions by these "
@@ -260,14 +257,14 @@ def stationarity(size: float, change: float, factor: float, taken: bool, far: bo
         )
         return Check("stationarity", CAREFUL, numbers, words)
     size_level, far_off = level_of(fold(factor), STOPPED), change > NEWTON_CHANGE[1]
-    level = worst([size_level, CAREFUL if far_off else FINE, NOT if size > LONGEST_STEP and not taken else FINE])
+    level = worst([size_level, CAREFUL if far_off else FINE, NOT if size > LONGEST_STEP and not recentered else FINE])
     words = "The network is at the optimum of the penalised loss, as far as standard errors can tell."
     if level == FINE and change > NEWTON_CHANGE[0]:
         words = (
             "The network stopped before the optimum of the penalised loss, but the last step would change its "
             "variances little: read them as those of networks that are trained the same way."
         )
-    elif level != FINE and taken:
+    elif level != FINE and recentered:
         words = (
             "Residuals were recentered with an approximate step, and variances are others after the exact one. Use "
             'structure="exact" or "core", or train longer.'
@@ -302,17 +299,18 @@ def factor_after_step(fitted: Fitted, change: Tensor) -> float:
     return before / then if then > 0 else 1.0 if before <= 0 else math.inf
 
 
-def linearization(loo: float, own: float, newton: float, taken: bool, hidden: float) -> Check:
+def linearization(loo: float, own: float, newton: float, recentered: bool, hidden: float) -> Check:
     """Whether outputs change linearly in the weights over the steps that matter.
 
     Args:
         loo: error of the change of predictions without influential examples, over the change.
         own: the same on those examples themselves.
         newton: error along the Newton step, in standard errors.
-        taken: whether the fit was recentered; if not, no prediction rests on the Newton step.
+        recentered: whether the fit was recentered; if not, no prediction rests on the Newton step.
         hidden: share of the change that rounding may hide.
     """
-    without, along = level_of(max(loo, own), LINEARIZATION_ERROR), level_of(newton, NEWTON_CHANGE) if taken else FINE
+    without = level_of(max(loo, own), LINEARIZATION_ERROR)
+    along = level_of(newton, NEWTON_CHANGE) if recentered else FINE
     words = "Outputs are linear in the weights, as far as single training examples move them."
     if without != FINE:
         words = (
@@ -382,15 +380,15 @@ def trust_of_fit(fitted: Fitted) -> Trust:
 
     Standard errors are the typical one of training predictions: noise times the root of degrees of freedom a number.
     """
-    problem, taken = fitted.problem, fitted.loo.recenter
+    problem, recentered = fitted.problem, fitted.loo.recenter
     change = fitted.loo.hessian_times(slice(0, problem.n), fitted.step.change)
     noise = float(problem.isometric(fitted.meats.roots["hec0"]).square().sum())
     error = noise * min(fitted.bread.degrees_of_freedom / max(problem.numbers, 1), 1.0)
     in_errors = (float(problem.isometric(change).square().sum()) / error) ** 0.5 if error > 0 else 0.0
-    factor = 1.0 if taken else factor_after_step(fitted, fitted.step.change)
+    factor = 1.0 if recentered else factor_after_step(fitted, fitted.step.change)
     trees = isinstance(problem.network.model, LeafSum)
     checks = [
-        stationarity(fitted.step.relative, 0.0 if taken else in_errors, factor, taken, far=True, trees=trees),
+        stationarity(fitted.step.relative, 0.0 if recentered else in_errors, factor, recentered, far=True, trees=trees),
         degrees_of_freedom(fitted),
         leverage(fitted),
     ]
@@ -493,12 +491,10 @@ def share_inside_core(fitted: Fitted) -> float | None:
     features, d = core.features, problem.selection.size
     if not features.orthonormal or features.size >= d or not fitted.all_outputs or not _can_sample(fitted):
         return None
-    sample = affordable_sample(d, problem.k, problem.budget.limit)
-    if sample is None:
-        return math.nan
     problem.passes.trim_memory()
     try:
-        return _sampled_share(fitted, core, features, *sample)
+        sample = affordable_sample(d, problem.k, problem.budget.limit)
+        return math.nan if sample is None else _sampled_share(fitted, core, features, *sample)
     except RuntimeError as error:
         if not is_full(error):
             raise
@@ -577,10 +573,10 @@ def _median_ratio(some: Tensor, whole: Tensor) -> float | None:
     return float((some[known] / whole[known]).median()) if bool(known.any()) else None
 
 
-def _products(one: Tensor, two: Tensor, at_once: int = 2**12) -> Tensor:
+def _products(one: Tensor, two: Tensor, chunk: int = 2**12) -> Tensor:
     """Inner products (p, q) of rows (p, d) and (q, d), in float64, some columns at a time."""
     total = torch.zeros(len(one), len(two), dtype=torch.float64, device=one.device)
-    for left, right in zip(one.split(at_once, dim=1), two.split(at_once, dim=1), strict=True):
+    for left, right in zip(one.split(chunk, dim=1), two.split(chunk, dim=1), strict=True):
         total += left.double() @ right.double().T
     return total
 
@@ -608,14 +604,10 @@ class _Sample:
             one[0] = -one[-1] if k > 1 else 1.0  # equal signs say nothing about classes, whose logits have no level
         return cls(counts, signs)
 
-    @property
-    def index(self) -> list[int]:
-        """All of them in order."""
-        return sorted(self.counts.keys() | self.signs.keys())
-
     def examples(self, fitted: Fitted) -> Iterator[tuple[int, Inputs]]:
-        """Each with its inputs, as a batch of one."""
-        for which, inputs, _ in training_examples(fitted, torch.tensor(self.index, device=fitted.problem.device)):
+        """All of them in order, each with its inputs, as a batch of one."""
+        index = sorted(self.counts.keys() | self.signs.keys())
+        for which, inputs, _ in training_examples(fitted, torch.tensor(index, device=fitted.problem.device)):
             for place, at in enumerate(which.tolist()):
                 yield at, take(inputs, slice(place, place + 1))
 
