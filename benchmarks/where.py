@@ -172,7 +172,7 @@ def watch_everything(clock: Clock) -> None:
     for name, stage in {"feature_curvature": "curvature", "leverages": "leverage", "whitened_meats": "meats"}.items():
         clock.watch(primal, name, stage=lambda *_, stage=stage, **__: stage)
     clock.watch(accumulate.LayerGradients, "_verified", stage=lambda *_, **__: "verification")
-    clock.watch(kronecker.KroneckerFactors, "_decomposed", stage=lambda *_, **__: "eigenvectors")
+    clock.watch(kronecker.KroneckerFactors, "eigenbases", stage=lambda *_, **__: "eigenvectors")
     clock.watch(fitting, "_inspect_first_batch", stage=lambda *_, **__: "first batch")
     clock.watch(fitting, "linearize", stage=lambda *_, **__: "outputs")
     clock.watch(fitting, "_with_trust", stage=lambda *_, **__: "trust")

@@ -71,14 +71,8 @@ class Accumulator(ABC):
     bases: Sequence[Basis] | None = None  # of each block; `None` for gradients in the coordinates of the weights
     reads: int = 1  # how often `add` iterates over the gradients of a chunk
     every: int = 1  # of about so many examples one is enough: places among all come as slices with steps
-
-    @abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """The sums by name, zeros at first, which `add` changes in place."""
-
-    def given(self) -> list[Tensor]:
-        """What the sums depend on beside model, data and options."""
-        return []
+    state: dict[str, Tensor]  # the sums by name, zeros at first, which `add` changes in place
+    given: Sequence[Tensor] = ()  # what the sums depend on beside model, data and options
 
     @abstractmethod
     def add(self, where: slice, chunk: ChunkGradients) -> None:
@@ -210,7 +204,7 @@ class LayerGradients:
 
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
         """One pass over the training data; `last` says that no later pass of the fit reads these gradients."""
-        read = self._read(sums.label, sums.cotangents, sums.count, sums.state(), sums.given(), sums.every, last)
+        read = self._read(sums.label, sums.cotangents, sums.count, sums.state, sums.given, sums.every, last)
         for chunk in read:
             gradients = ChunkGradients(chunk.views(sums.bases, self.problem, sums.reads), sums.reads)
             sums.add(chunk.where, gradients)

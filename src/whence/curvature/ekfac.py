@@ -9,15 +9,15 @@ from whence.curvature.accumulate import LayerGradients, decomposition_bytes, fac
 from whence.curvature.base import LayerStructure, MeatRoots
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.kronecker import (
-    DiagonalMoments,
     KroneckerFactors,
     SpectrumSums,
+    TwoBasisSpectrumSums,
+    describe_rotations,
     fit_spectrum,
     noise_covariance,
 )
-from whence.curvature.rotation import Basis
+from whence.curvature.rotation import Basis, DiagonalMoments
 from whence.curvature.spectral import FittedSpectral, Leverage
-from whence.curvature.two_bases import TwoBasisSpectrumSums, describe_rotations
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
 from whence.runtime.execution import asks_back
@@ -71,7 +71,7 @@ class EKFAC(LayerStructure):
         if self.tolerance <= 0:  # the sums of all coordinates are known before the first pass
             gradients.require_sums([Basis(block) for block in gradients.blocks])
         with gradients.cached():
-            bases = gradients.accumulate(KroneckerFactors(gradients, whole=self.basis == "gradients")).eigenbases(
+            bases, _ = gradients.accumulate(KroneckerFactors(gradients, whole=self.basis == "gradients")).eigenbases(
                 lam, self.tolerance, notes
             )
             gradients.require_sums(bases)
@@ -113,7 +113,9 @@ class KFAC(LayerStructure):
         notes, noise = list(gradients.notes), noise_covariance(problem)
         gradients.require_sums([Basis(block) for block in gradients.blocks])
         with gradients.cached():
-            bases, products = gradients.accumulate(KroneckerFactors(gradients, every=1)).eigenpairs(notes)
+            bases, products = gradients.accumulate(KroneckerFactors(gradients, every=1)).eigenbases(
+                0.0, 0.0, notes, products=True
+            )
             measured = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
             curvature = [
                 moments if product is None else DiagonalMoments(product, 0.0)

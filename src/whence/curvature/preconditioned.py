@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from whence.curvature.rotation import CHUNK_NUMBERS, Basis, raised
+from whence.curvature.rotation import CHUNK_NUMBERS, Basis, DiagonalMoments, raised
 from whence.jacobian.gradients import Dense, Kronecker, Rows, Tangent
 
 PRODUCT_NUMBERS = {"cpu": 2**18, "cuda": 2**26}  # of scaled gradients that are held at once
@@ -105,20 +105,15 @@ class Directions:
 
     tangents: Sequence[Tangent]
     basis: Basis
-    inside: Tensor  # s + lambda of the coordinates
-    outside: float  # s + lambda of the directions that the basis does not span
+    damped: DiagonalMoments  # s + lambda
     dtype: torch.dtype
     own: OuterProducts | None  # the gradients, where all of them are outer products
 
     @classmethod
-    def of(
-        cls, tangents: Sequence[Tangent], basis: Basis, inside: Tensor, outside: float, dtype: torch.dtype
-    ) -> Directions:
+    def of(cls, tangents: Sequence[Tangent], basis: Basis, damped: DiagonalMoments, dtype: torch.dtype) -> Directions:
         """Nothing is solved yet: it is clear with the other gradients which form serves."""
         factored = all(is_outer_product(tangent) for tangent in tangents)
-        return cls(
-            tangents, basis, inside, outside, dtype, OuterProducts.of(tangents, basis, dtype) if factored else None
-        )
+        return cls(tangents, basis, damped, dtype, OuterProducts.of(tangents, basis, dtype) if factored else None)
 
     def align(self, tangent: Tangent) -> Tensor:
         """Inner products with the gradients of n examples for c cotangents: (n, c, m k)."""
@@ -130,13 +125,13 @@ class Directions:
     def _matrices(self) -> Tensor:
         """(m k, *matrix shape of the block)."""
         matrices = torch.cat([one.materialize().flatten(0, 1).to(self.dtype) for one in self.tangents])
-        return self.basis.solve(self.inside, self.outside, matrices)
+        return self.basis.solve(self.damped, matrices)
 
     @cached_property
     def _solved(self) -> Tensor:
         """(m, y, x) inputs of the layer in the basis, divided by s + lambda."""
         assert self.own is not None
-        return self.own.a_inside.unsqueeze(1) / self.inside[0].to(self.dtype)
+        return self.own.a_inside.unsqueeze(1) / self.damped.inside[0].to(self.dtype)
 
     def _align_outer(self, others: OuterProducts, own: OuterProducts) -> Tensor:
         """sum_y g_y g'_y B_y with B = sum_x a_x a'_x / (s + lambda), of every pair; what lies outside has one weight.
@@ -145,7 +140,7 @@ class Directions:
         """
         m, k, y = own.g_inside.shape
         n, c = others.g_inside.shape[:2]
-        weight = 1.0 / self.outside if self.basis.outside else 0.0
+        weight = 1.0 / self.damped.outside if self.basis.outside else 0.0
         numbers = PRODUCT_NUMBERS["cuda" if own.a.is_cuda else "cpu"]
         many, few = (max(1, room // (m * max(y, 1))) for room in (16 * numbers, numbers // k))
         found = own.a.new_empty(n, c, m * k)

@@ -162,15 +162,13 @@ class Factored:
         return self.g.dtype
 
     def squares(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[q, c] phi^2: (q, e, o, i)."""
-        outer, inner = self.g.square(), self.a.square()
-        if outer.shape[1] <= len(weights):  # whichever takes fewer products
-            return torch.einsum("qc,ceoi->qeoi", weights, self._crossed(outer, inner))
-        return self._crossed((weights @ outer.flatten(2)).unflatten(2, outer.shape[2:]), inner)
-
-    def weighted_squares(self, weights: Tensor) -> Tensor:
-        """sum_n weights[n, q] phi^2 of a single cotangent: (q, e, o, i)."""
-        return self._crossed(weights[:, :, None, None] * self.g.square(), self.a.square())
+        """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or (q, 1, c) of all: (q, e, o, i)."""
+        outer, inner, count = self.g.square(), self.a.square(), self.g.shape[1]
+        if weights.shape[1] == 1 and count <= len(weights):  # whichever takes fewer products
+            return torch.einsum("qc,ceoi->qeoi", weights.squeeze(1), self._crossed(outer, inner))
+        each = weights.transpose(0, 1)
+        mixed = each.unsqueeze(3) * outer if count == 1 else (each @ outer.flatten(2)).unflatten(2, outer.shape[2:])
+        return self._crossed(mixed, inner)
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, e, o, i): (w, n, c, c)."""
@@ -244,15 +242,13 @@ class Full:
         return raised(self._trimmed(self.values))
 
     def squares(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[q, c] phi^2: (q, *shape)."""
-        if self.values.is_cuda or self.dtype != self.values.dtype:  # reads the gradients once, and writes no squares
-            squares = torch.linalg.vector_norm(self.values, dim=0, dtype=self.dtype).square()  # (c, p)
-            return self._trimmed(weights @ squares if len(squares) > 1 else weights * squares)
-        return self._trimmed(weights.repeat(1, len(self.values)) @ self.values.square().flatten(0, 1))
-
-    def weighted_squares(self, weights: Tensor) -> Tensor:
-        """sum_n weights[n, q] phi^2 of a single cotangent: (q, *shape)."""
-        return self._trimmed(product(weights.T.to(self.values.dtype), self.values.squeeze(1).square()))
+        """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or (q, 1, c) of all: (q, *shape)."""
+        values, shared = self.values, weights.shape[1] == 1
+        if shared and (values.is_cuda or self.dtype != values.dtype):  # reads the gradients once, writes no squares
+            squares = torch.linalg.vector_norm(values, dim=0, dtype=self.dtype).square()  # (c, p)
+            return self._trimmed(weights.squeeze(1) @ squares if len(squares) > 1 else weights.squeeze(1) * squares)
+        each = weights.expand(-1, len(values), -1).flatten(1).to(values.dtype)  # (q, n c)
+        return self._trimmed(product(each, values.square().flatten(0, 1)))
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, *shape): (w, n, c, c)."""
@@ -313,13 +309,10 @@ class Sparse:
         return self.values.dtype
 
     def squares(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[q, c] phi^2: (q, V, d)."""
-        summed = torch.einsum("qc,ucd->uqd", weights, self.values.square())
-        return self._by_row(summed).transpose(0, 1)
-
-    def weighted_squares(self, weights: Tensor) -> Tensor:
-        """sum_n weights[n, q] phi^2 of a single cotangent: (q, V, d)."""
-        return self._by_row(weights[self.of].unsqueeze(2) * self.values.square()).transpose(0, 1)
+        """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or (q, 1, c) of all: (q, V, d)."""
+        each = weights.transpose(0, 1)
+        each = each if len(each) == 1 else each[self.of]
+        return self._by_row(each @ self.values.square()).transpose(0, 1)
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, V, d): (w, n, c, c)."""
@@ -433,18 +426,34 @@ class Basis:
         moved = matrix if self.outputs is None else self.outputs @ matrix
         return moved if self.inputs is None else moved @ self.inputs.transpose(-1, -2)
 
-    def solve(self, inside: Tensor, outside: float, matrices: Tensor) -> Tensor:
-        """F_lam^-1 v of something shaped (..., *block.matrix_shape), for s + lambda inside and outside of the basis."""
-        basis, weights = self.to(matrices.dtype), 1.0 / inside
+    def solve(self, damped: DiagonalMoments, matrices: Tensor) -> Tensor:
+        """F_lam^-1 v of something shaped (..., *block.matrix_shape), for s + lambda in this basis."""
+        basis, weights = self.to(matrices.dtype), 1.0 / damped.inside
         if not self.outside:
             return basis.out_of(basis.into(matrices) * weights.to(matrices.dtype))
-        rest = 1.0 / outside  # inside too, and less of it there: nothing as large in between
+        rest = 1.0 / damped.outside  # inside too, and less of it there: nothing as large in between
         return basis.out_of(basis.into(matrices) * (weights - rest).to(matrices.dtype)).add_(matrices, alpha=rest)
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Basis:
         """The same basis in another precision, perhaps elsewhere."""
         parts = [None if part is None else part.to(device=device, dtype=dtype) for part in (self.inputs, self.outputs)]
         return Basis(self.block, *parts)
+
+
+@dataclass(frozen=True)
+class DiagonalMoments:
+    """The diagonal of a second moment of a block's gradients in its basis."""
+
+    inside: Tensor  # sums of squares of each coordinate, float64
+    outside: float  # mean over the directions that the basis does not span; zero if it spans all
+
+    def times(self, factor: float) -> DiagonalMoments:
+        """All of them times a factor."""
+        return DiagonalMoments(factor * self.inside, factor * self.outside)
+
+    def damped(self, ridge: float) -> DiagonalMoments:
+        """With a ridge added; one outside, where it would be zero, to divide by."""
+        return DiagonalMoments(self.inside + ridge, self.outside + ridge or 1.0)
 
 
 def _complement(columns: Tensor | None) -> Tensor | None:

@@ -23,48 +23,52 @@ from whence.curvature.base import (
     singular,
     times_noise,
 )
-from whence.curvature.kronecker import DiagonalMoments, MomentSums, Spectrum, states
+from whence.curvature.kronecker import MomentSums, Spectrum, numbered
 from whence.curvature.preconditioned import Directions, is_outer_product
-from whence.curvature.rotation import Basis, BasisView, Weights
-from whence.curvature.two_bases import MeatRotation, RotatedMomentSums, TwoBasisWeights
+from whence.curvature.rotation import Basis, BasisView, DiagonalMoments, Weights
+from whence.curvature.two_bases import TwoBasisWeights, last
 from whence.data.batches import Inputs, batch_size, take
 from whence.jacobian.gradients import Tangent
 from whence.jacobian.linearization import Linearization
 
 
-class MeatSums:
+class MeatSums(Accumulator):
     """Squares of J_i^T W_i in the bases for each set of weights, and sum_i J_i^T u_i, the columns of "hec3".
 
-    Of the weights W (n, k, q) by name, names and sizes are kept. Rotations lead to the meats' own bases.
+    A pass of its own where the weights W (n, k, q), or (1, k, q), are known beforehand. Else it takes their names and
+    sizes alone, and chunks come with their weights. Rotations lead to the meats' own bases.
     """
 
+    label = "meats"
+    bases: Sequence[Basis]
+
     def __init__(
-        self, bases: Sequence[Basis], rotations: Sequence[MeatRotation | None], roots: Mapping[str, Tensor]
+        self,
+        gradients: LayerGradients,
+        bases: Sequence[Basis],
+        rotations: Sequence[Basis | None],
+        roots: Mapping[str, Tensor],
     ) -> None:
-        self.bases, self.rotations = bases, rotations
-        self.names = list(roots)
+        self.bases, self.roots, self.names, self.n = bases, roots, list(roots), gradients.problem.n
+        self.cotangents, self.count = gradients.identity(), gradients.problem.k
         sizes, device = [root.shape[2] for root in roots.values()], next(iter(roots.values())).device
         eye = torch.eye(sum(sizes), dtype=torch.float64, device=device)
         self.masks = torch.stack([part.sum(0) for part in eye.split(sizes)])  # (names, Q)
         self.last = self.masks[self.names.index("hec3")] if "hec3" in roots else torch.zeros_like(self.masks[0])
         self.sums = [
-            MomentSums(basis, len(sizes), device)
-            if rotation is None
-            else RotatedMomentSums(basis, rotation, len(sizes), device)
+            MomentSums(basis, len(sizes), device, rotation=rotation)
             for basis, rotation in zip(bases, rotations, strict=True)
         ]
+        self.state = numbered([one.state for one in self.sums])
+        every = [*bases, *(one for one in rotations if one is not None)]
+        self.given = [*roots.values(), *(one for basis in every for one in basis.tensors)]
 
-    def state(self) -> dict[str, Tensor]:
-        """Squares and totals of every block."""
-        return states(self.sums)
+    def add(self, where: slice, chunk: ChunkGradients) -> None:
+        """Add gradients combined by the weights that are known."""
+        self.add_weighted(chunk, {name: root.expand(self.n, -1, -1)[where] for name, root in self.roots.items()})
 
-    def given(self) -> list[Tensor]:
-        """What the sums depend on beside the gradients and their weights."""
-        bases = [*self.bases, *(one.basis for one in self.rotations if one is not None)]
-        return [one for basis in bases for one in basis.tensors]
-
-    def add(self, views: Iterable[BasisView], roots: Mapping[str, Tensor]) -> None:
-        """Add a chunk: its gradients are combined by the weights W (n, k, q)."""
+    def add_weighted(self, views: Iterable[BasisView], roots: Mapping[str, Tensor]) -> None:
+        """Add gradients combined by the weights W (n, k, q) of the same examples."""
         mixing = torch.cat(list(roots.values()), dim=2).double()
         for sums, view in zip(self.sums, views, strict=True):
             sums.add(view, self.masks, self.last.expand(len(mixing), -1), mixing)
@@ -73,28 +77,10 @@ class MeatSums:
         """The squares of one block, by name."""
         return dict(zip(self.names, self.sums[at].finish(), strict=True))
 
-
-class MeatPass(Accumulator):
-    """A pass for meats whose weights W (n, k, q), or (1, k, q), are known beforehand."""
-
-    label = "meats"
-
-    def __init__(self, gradients: LayerGradients, meats: MeatSums, roots: Mapping[str, Tensor]) -> None:
-        self.meats, self.bases = meats, meats.bases
-        self.roots = {name: root.expand(gradients.problem.n, -1, -1) for name, root in roots.items()}
-        self.cotangents, self.count = gradients.identity(), gradients.problem.k
-
-    def state(self) -> dict[str, Tensor]:
-        """Those of the meats."""
-        return self.meats.state()
-
-    def given(self) -> list[Tensor]:
-        """The weights, and what the meats depend on."""
-        return [*self.roots.values(), *self.meats.given()]
-
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
-        """Add the weighted gradients."""
-        self.meats.add(chunk, {name: root[where] for name, root in self.roots.items()})
+    def rotated(self, at: int) -> dict[str, Tensor]:
+        """The squares of one block in the meats' own basis, by name, but for those of homoscedastic noise."""
+        named = zip(self.names, self.sums[at].state["rotated"], strict=True)
+        return {name: one for name, one in named if name != "ho"}
 
 
 class Leverage(Accumulator):
@@ -114,41 +100,34 @@ class Leverage(Accumulator):
         spectrum: Spectrum,
         ridge: float,
         meat_roots: MeatRoots | None,
-        rotations: Sequence[MeatRotation | None] | None = None,
+        rotations: Sequence[Basis | None] | None = None,
     ) -> None:
         check_invertible(bases, spectrum.curvature, ridge)
         problem = gradients.problem
         self.gradients, self.bases, self.spectrum, self.ridge = gradients, bases, spectrum, ridge
-        self.rotations = rotations or [None] * len(bases)
+        self.rotations, self.meat_roots = rotations or [None] * len(bases), meat_roots
         self.cotangents, self.count = gradients.identity(), problem.k
         self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         self.change = torch.zeros(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
         self.step = newton_steps(problem, bases, spectrum, ridge)
-        precision = working_precision(problem)
+        precision, damped = working_precision(problem), [s.damped(ridge) for s in spectrum.curvature]
         self.inverse = [
-            Weights.of(basis, [(1.0 / (s.inside + ridge), 1.0 / (s.outside + ridge or 1.0))], 1, precision)
-            for basis, s in zip(bases, spectrum.curvature, strict=True)
+            Weights.of(basis, [(1.0 / one.inside, 1.0 / one.outside)], 1, precision)
+            for basis, one in zip(bases, damped, strict=True)
         ]
         self.along = [
             (step if basis.outside else basis.to(step.dtype).into(step)).to(precision)
             for step, basis in zip(self.step, bases, strict=True)
         ]
-        self.meat_roots = meat_roots
+        self.state = {"leverage_blocks": self.leverage_blocks, "change": self.change}
+        self.given = [*(one for weights in self.inverse for one in (weights.inside, weights.outside)), *self.along]
         self.meats: MeatSums | None = None
         if meat_roots is not None:
             none = slice(0, 0)  # no examples say how many weights each will have
             roots = meat_roots(none, self.leverage_blocks[none], self.change[none])
-            self.meats, self.reads = MeatSums(bases, self.rotations, roots), 2
-
-    def state(self) -> dict[str, Tensor]:
-        """Leverages, changes and meats."""
-        meats = {} if self.meats is None else self.meats.state()
-        return {"leverage_blocks": self.leverage_blocks, "change": self.change, **meats}
-
-    def given(self) -> list[Tensor]:
-        """The inverse curvature, the step, and what the meats depend on."""
-        inverse = [one for weights in self.inverse for one in (weights.inside, weights.outside)]
-        return [*inverse, *self.along, *([] if self.meats is None else self.meats.given())]
+            self.meats, self.reads = MeatSums(gradients, bases, self.rotations, roots), 2
+            self.state |= self.meats.state
+            self.given += self.meats.given
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Sum leverages and changes over blocks; then the weights of these examples in the meats are known."""
@@ -157,7 +136,7 @@ class Leverage(Accumulator):
             blocks += self.inverse[at].grams(view)[0]
             change += view.along(self.along[at])
         if self.meats is not None and self.meat_roots is not None:
-            self.meats.add(chunk, self.meat_roots(where, blocks, change))
+            self.meats.add_weighted(chunk, self.meat_roots(where, blocks, change))
 
 
 def check_invertible(bases: Sequence[Basis], curvature: Sequence[DiagonalMoments], ridge: float) -> None:
@@ -177,22 +156,25 @@ def newton_steps(problem: Linearization, bases: Sequence[Basis], spectrum: Spect
     selected, steps = problem.selection.parameters, []
     for basis, moments, score in zip(bases, spectrum.curvature, spectrum.score, strict=True):
         weights = basis.block.to_matrix({name: selected[name].detach().double() for name in basis.block.parameters})
-        inside, outside = moments.inside + ridge, moments.outside + ridge or 1.0
-        steps.append(basis.solve(inside, outside, score - ridge * weights))
+        steps.append(basis.solve(moments.damped(ridge), score - ridge * weights))
         problem.passes.trim_memory()
     return steps
 
 
-def centre(basis: Basis, squares: DiagonalMoments, total: Tensor, n: int) -> DiagonalMoments:
-    """Moments of the centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction, for v_i = J_i^T u_i.
+def centre(squares: Tensor, total: Tensor, n: int) -> Tensor:
+    """The centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction, for v_i = J_i^T u_i.
 
-    From sums of squares and the total sum_i v_i, shaped as the block's matrix, of n deletions. Centred in the basis, so
-    that the variance stays above zero however the meat is approximated.
+    From sums of squares and the total sum_i v_i of n deletions. Centred in a basis, so that the variance stays above
+    zero however the meat is approximated.
     """
-    means = basis.to(torch.float64).into(total).square() / n
-    rest = float(total.square().sum() / n - means.sum()) / basis.outside if basis.outside else 0.0
-    share = (n - 1) / n
-    return DiagonalMoments((squares.inside - means).clamp_min(0.0) * share, max(squares.outside - rest, 0.0) * share)
+    return (squares - total.square() / n).clamp_min(0.0) * ((n - 1) / n)
+
+
+def centred(basis: Basis, squares: DiagonalMoments, total: Tensor, n: int) -> DiagonalMoments:
+    """The same inside and outside of a basis, with the total shaped as the block's matrix."""
+    along = basis.to(torch.float64).into(total)
+    rest = float(total.square().sum() - along.square().sum()) / n / basis.outside if basis.outside else 0.0
+    return DiagonalMoments(centre(squares.inside, along, n), max(squares.outside - rest, 0.0) * ((n - 1) / n))
 
 
 PLANNED_BATCH = 500  # training examples whose products with an input are planned to be held at once
@@ -208,20 +190,20 @@ class FittedSpectral(FittedCurvature):
     noise: Tensor  # (k, k) covariance of the residuals
     step: list[Tensor]  # Delta w of each block
     change: Tensor  # (n, k) J_i Delta w
-    rotations: Sequence[MeatRotation | None]  # of each block to the meats' own basis, where they have one
+    rotations: Sequence[Basis | None]  # of each block to the meats' own basis, where they have one
     summed_meats: MeatSums | None = None  # of HeC0, HeC2 and HeC3, where they were summed along with the leverages
 
     @classmethod
     def of(cls, leverage: Leverage, noise: Tensor, notes: list[str]) -> FittedSpectral:
         """What the last pass found."""
-        curvature, ridge = leverage.spectrum.curvature, leverage.ridge
+        pairs = [(s, s.damped(leverage.ridge)) for s in leverage.spectrum.curvature]
         freedom = sum(
-            float((s.inside / (s.inside + ridge)).sum()) + basis.outside * s.outside / (s.outside + ridge or 1.0)
-            for s, basis in zip(curvature, leverage.bases, strict=True)
+            float((s.inside / damped.inside).sum()) + basis.outside * s.outside / damped.outside
+            for (s, damped), basis in zip(pairs, leverage.bases, strict=True)
         )
         return FittedSpectral(
             problem=leverage.gradients.problem,
-            ridge=ridge,
+            ridge=leverage.ridge,
             leverage_blocks=leverage.leverage_blocks,
             degrees_of_freedom=freedom,
             notes=notes,
@@ -242,8 +224,7 @@ class FittedSpectral(FittedCurvature):
 
     def solve(self, at: int, matrix: Tensor) -> Tensor:
         """F_lam^-1 times something shaped as the matrix of block `at`."""
-        s = self.spectrum.curvature[at]
-        return self.bases[at].solve(s.inside + self.ridge, s.outside + self.ridge or 1.0, matrix)
+        return self.bases[at].solve(self.spectrum.curvature[at].damped(self.ridge), matrix)
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), with this curvature for F."""
@@ -261,30 +242,30 @@ class FittedSpectral(FittedCurvature):
         summed = [] if self.summed_meats is None else [self.summed_meats]
         rest = {name: root for name, root in roots.items() if not any(name in one.names for one in summed)}
         if rest:
-            more = MeatSums(self.bases, self.rotations, rest)
-            summed.append(self.stream.accumulate(MeatPass(self.stream, more, rest)).meats)
+            summed.append(self.stream.accumulate(MeatSums(self.stream, self.bases, self.rotations, rest)))
         names: tuple[str, ...] = ()
-        weights = []
+        weights, n = [], meats.deletions
         for at, (basis, rotation) in enumerate(zip(self.bases, self.rotations, strict=True)):
             found = {} if scale is None else {"ho": self.spectrum.noise[at].times(scale)}
             for sums in summed:
                 found.update(sums.moments(at))
             total = summed[0].sums[at].total  # of the sums that hold "hec3"
-            found["jackknife"] = centre(basis, found["hec3"], total, meats.deletions)
+            found["jackknife"] = centred(basis, found["hec3"], total, n)
             names = (*found, "laplace")
             weights.append(self._weights(at, found))
             if rotation is not None:
-                own = {name: one for sums in summed for name, one in rotated_moments(sums, at).items()}
-                own["jackknife"] = centre(rotation.basis, own["hec3"], total, meats.deletions)
-                by_position = {names.index(name): one.inside for name, one in own.items()}
+                own = {name: one for sums in summed for name, one in sums.rotated(at).items()}
+                along = basis.to(torch.float64).into(total)[last(rotation.shape)]
+                own["jackknife"] = centre(own["hec3"], rotation.to(torch.float64).into(along), n)
+                by_position = {names.index(name): one for name, one in own.items()}
                 inverse = 1.0 / (self.spectrum.curvature[at].inside + self.ridge)
                 weights[at] = TwoBasisWeights.add_to(weights[at], rotation, by_position, inverse)
         return SpectralSandwich(self, names, weights)
 
     def _weights(self, at: int, meats: Mapping[str, DiagonalMoments]) -> Weights:
         """Of a block: d / (s + lambda)^2 for each meat d, and 1 / (s + lambda) for Laplace."""
-        s = self.spectrum.curvature[at]
-        inside, outside = s.inside + self.ridge, s.outside + self.ridge or 1.0
+        damped = self.spectrum.curvature[at].damped(self.ridge)
+        inside, outside = damped.inside, damped.outside
         # One division after the other: squares of small and large ridges are no numbers.
         pairs = ((one.inside / inside / inside, one.outside / outside / outside) for one in meats.values())
         every = chain(pairs, [(1.0 / inside, 1.0 / outside)])
@@ -325,13 +306,7 @@ class FittedSpectral(FittedCurvature):
                 for at, tangent in enumerate(chunk.tangents):
                     parts[at].append(tangent)
             zipped = zip(parts, self.bases, self.spectrum.curvature, strict=True)
-            yield (
-                where,
-                [
-                    Directions.of(tangents, basis, s.inside + self.ridge, s.outside + self.ridge or 1.0, precision)
-                    for tangents, basis, s in zipped
-                ],
-            )
+            yield where, [Directions.of(some, basis, s.damped(self.ridge), precision) for some, basis, s in zipped]
 
     def _row(self, inputs: Inputs, k: int, precision: torch.dtype) -> int:
         """Bytes that the preconditioned gradients of one input take, and its products with a batch of examples."""
@@ -350,14 +325,6 @@ def contract(tangents: Sequence[Tangent], directions: Sequence[Directions], m: i
     """(m, k, n, c) inner products of the gradients of n examples with the directions of m inputs, over all blocks."""
     found = sum_of([one.align(tangent) for tangent, one in zip(tangents, directions, strict=True)])  # (n, c, m k)
     return found.reshape(*found.shape[:2], m, k).permute(2, 3, 0, 1)
-
-
-def rotated_moments(sums: MeatSums, at: int) -> dict[str, DiagonalMoments]:
-    """The squares of one block in the meats' own basis, by name, but for those of homoscedastic noise."""
-    block = sums.sums[at]
-    assert isinstance(block, RotatedMomentSums)
-    named = zip(sums.names, block.rotated, strict=True)
-    return {name: DiagonalMoments(one, 0.0) for name, one in named if name != "ho"}
 
 
 def sum_of(parts: Sequence[Tensor]) -> Tensor:

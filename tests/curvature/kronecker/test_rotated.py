@@ -59,10 +59,9 @@ def check(form: Rotated, phi: Tensor) -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
     weights = normal(3, c, seed=2)
-    same(form.squares(weights), torch.einsum("qc,nc...->q...", weights, phi.square()))
-    if c == 1:
-        weights = normal(n, 3, seed=7)
-        same(form.weighted_squares(weights), torch.einsum("nq,n...->q...", weights, phi[:, 0].square()))
+    same(form.squares(weights.unsqueeze(1)), torch.einsum("qc,nc...->q...", weights, phi.square()))
+    weights = normal(3, n, c, seed=7)
+    same(form.squares(weights), torch.einsum("qnc,nc...->q...", weights, phi.square()))
     weights = normal(2, *shape, seed=3)
     flat = phi.reshape(n, c, -1)
     same(form.grams(weights), torch.einsum("wp,ncp,ndp->wncd", weights.reshape(2, -1), flat, flat))
