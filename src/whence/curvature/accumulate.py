@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -21,7 +21,7 @@ from whence.curvature.rotation import Basis, BasisView, formed_bytes, products_a
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import UncapturedParameterError
 from whence.jacobian.capture import Capture, examples_using
-from whence.jacobian.gradients import Block, Dense, Factor, Kronecker, Tangent
+from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import in_half
 from whence.linalg import gradients_not_finite
@@ -118,22 +118,6 @@ class LayerSizes:
         """Whether examples are so small, and so few, that the overhead of calls outweighs the arithmetic."""
         each = self.example(cotangents)
         return each <= 4 * FEW_NUMBERS and examples * each <= FEW_BYTES
-
-
-def chunk_examples(
-    sizes: LayerSizes, cotangents: int, batch: int, device: torch.device, budget: Budget, in_use: float
-) -> int:
-    """How many examples of a batch make a chunk, where `in_use` bytes of the budget are taken beside the chunks."""
-    each = max(sizes.example(cotangents), 1.0)
-    usual = float(CHUNK_BYTES["cuda"])
-    if device.type != "cuda":
-        parts = CHUNKS_PER_SMALL_BATCH if sizes.small(batch, cotangents) else CHUNKS_PER_BATCH
-        usual = min(CHUNK_BYTES["cpu"], max(LEAST_BYTES, math.ceil(batch / parts) * each))
-    most = min(max(usual, LEAST_EXAMPLES * each), 4 * usual)
-    limit = budget.limit
-    free = max(UNFRAGMENTED * limit - in_use, LEAST_CHUNK_SHARE * limit) / CHUNK_WORKSPACE
-    by_workspace = WORKSPACE_SHARE * limit // max(cotangents * sizes.workspace, 1)
-    return max(1, int(min(min(most, CHUNK_SHARE * limit, free) // each, by_workspace)))
 
 
 def fits_in_cache(sizes: LayerSizes, cotangents: int, n: int, device: torch.device, budget: Budget) -> bool:
@@ -260,11 +244,6 @@ class LayerGradients:
         size = self.problem.k if outputs is None else outputs
         return ConstantCotangents(torch.eye(size, dtype=self.problem.dtype, device=self.problem.device))
 
-    def curved(self) -> Cotangents:
-        """Every output in turn; of a sketch, the columns of the Hessian and not the residual."""
-        every = self.identity()
-        return every if self.problem.sketch is None else ConstantCotangents(every.rows[:-1])
-
     def flatten(self, matrices: Sequence[Tensor], *lead: int) -> Tensor:
         """(*lead, d) from matrices of the blocks."""
         tensors: dict[str, Tensor] = {}
@@ -274,9 +253,18 @@ class LayerGradients:
 
     def chunk_size(self, cotangents: int, batch: int) -> int:
         """How many examples of a batch make a chunk for so many cotangents."""
-        if self.problem.chunk_size is not None:
-            return self.problem.chunk_size
-        return chunk_examples(self.sizes, cotangents, batch, self.problem.device, self.problem.budget, self.in_use)
+        problem, sizes, limit = self.problem, self.sizes, self.problem.budget.limit
+        if problem.chunk_size is not None:
+            return problem.chunk_size
+        each = max(sizes.example(cotangents), 1.0)
+        usual = float(CHUNK_BYTES["cuda"])
+        if problem.device.type != "cuda":
+            parts = CHUNKS_PER_SMALL_BATCH if sizes.small(batch, cotangents) else CHUNKS_PER_BATCH
+            usual = min(CHUNK_BYTES["cpu"], max(LEAST_BYTES, math.ceil(batch / parts) * each))
+        most = min(max(usual, LEAST_EXAMPLES * each), 4 * usual)
+        free = max(UNFRAGMENTED * limit - self.in_use, LEAST_CHUNK_SHARE * limit) / CHUNK_WORKSPACE
+        by_workspace = WORKSPACE_SHARE * limit // max(cotangents * sizes.workspace, 1)
+        return max(1, int(min(min(most, CHUNK_SHARE * limit, free) // each, by_workspace)))
 
     def capture(self, inputs: Inputs) -> Capture:
         """The capture, verified on these inputs if it was not yet."""
@@ -352,15 +340,16 @@ class LayerGradients:
         captured = self.capture(few).run(few)
         ones = torch.ones(1, n, self.problem.k, dtype=captured.outputs.dtype, device=captured.outputs.device)
         activations = gradients = workspace = 0.0
+        on_gpu = self.problem.device.type == "cuda"
         for tangent in captured.tangents(ones, last=True):
-            if isinstance(tangent, Kronecker):
+            if isinstance(tangent, Kronecker):  # on a CPU unfolded, as chunks are to fit into its cache
                 workspace = max(workspace, formed_bytes(tangent, WORKSPACE_SHARE * self.problem.budget.limit))
-                activations += held_numbers(tangent.a, self.problem.device) / n
-                gradients += held_numbers(tangent.g, self.problem.device) / n
+                a, g = (one.numel if on_gpu else math.prod(one.shape) for one in (tangent.a, tangent.g))
+                activations, gradients = activations + a / n, gradients + g / n
             else:
                 parts = tangent.parts if isinstance(tangent, Dense) else (tangent.grads,)
                 gradients += sum(part.numel() for part in parts) / n
-        each = 2.0 if self.problem.gradients_are_half and self.problem.device.type == "cuda" else 4.0
+        each = 2.0 if self.problem.gradients_are_half and on_gpu else 4.0
         return each * activations, each * gradients, workspace
 
     def require_factors(self) -> None:
@@ -388,11 +377,6 @@ class LayerGradients:
             f"Use {layers}structure=whence.EKFAC(tolerance=0.1) or a core of fewer coordinates, whence.Core(size=...), "
             "fit(..., hessian_columns=16) where outputs are many, or a larger max_memory."
         )
-
-
-def held_numbers(factor: Factor, device: torch.device) -> int:
-    """How many numbers a factor holds; on a CPU unfolded, as chunks are to fit into its cache."""
-    return factor.numel if device.type == "cuda" else math.prod(factor.shape)
 
 
 def working_precision(problem: Linearization) -> torch.dtype:
@@ -631,22 +615,22 @@ def kept_exactly(block: Block) -> bool:
     return block.numel <= LARGEST_EXACT
 
 
-def factor_bytes(blocks: Sequence[Block]) -> tuple[float, float]:
-    """Bytes of all Kronecker factors, in float64, and of the largest one."""
-    each = []
+def factor_sides(blocks: Iterable[Block]) -> list[tuple[int, int]]:
+    """(how many, side) of the square factors of all blocks."""
+    found = []
     for block in blocks:
         shape = block.matrix_shape
         if block.kind == "kronecker":
-            each += [shape[0] * side**2 for side in shape[1:] if side <= LARGEST_SIDE]
+            found += [(shape[0], side) for side in shape[1:] if side <= LARGEST_SIDE]
         elif block.kind == "rows" or kept_exactly(block):
-            each.append(shape[-1] ** 2)
-    return 8.0 * sum(each), 8.0 * max(each, default=0)
+            found.append((1, shape[-1]))
+    return found
 
 
 def decomposition_bytes(blocks: Sequence[Block]) -> float:
-    """All factors, the eigenvectors of those that are decomposed, and the workspace for the largest."""
-    total, largest = factor_bytes(blocks)
-    return 2.0 * total + 4.0 * largest
+    """All factors in float64, the eigenvectors of those that are decomposed, and the workspace for the largest."""
+    each = [8.0 * count * side**2 for count, side in factor_sides(blocks)]
+    return 2.0 * sum(each) + 4.0 * max(each, default=0.0)
 
 
 def sums_bytes(coordinates: float, size: int, itemsize: int) -> float:

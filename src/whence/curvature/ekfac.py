@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from whence.curvature.accumulate import LayerGradients, decomposition_bytes, factor_bytes, kept_exactly, sums_bytes
+from whence.curvature.accumulate import LayerGradients, decomposition_bytes, factor_sides, sums_bytes
 from whence.curvature.base import LayerStructure, MeatRoots
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.kronecker import (
@@ -194,14 +194,9 @@ def spectral_cost(
 
 def factor_cost(sizes: ProblemSizes) -> tuple[dict[str, float], dict[str, Work], float]:
     """Bytes and work of the Kronecker factors and of their eigendecomposition, and bytes of the eigenvectors."""
-    cubes = 0.0
-    for block in sizes.blocks:
-        shape = block.matrix_shape
-        if block.kind == "kronecker":
-            cubes += shape[0] * (float(shape[1]) ** 3 + float(shape[2]) ** 3)
-        elif block.kind == "rows" or kept_exactly(block):
-            cubes += float(shape[-1]) ** 3
-    total = factor_bytes(sizes.blocks)[0]
+    sides = factor_sides(sizes.blocks)
+    total = sum(8.0 * count * side**2 for count, side in sides)
+    cubes = sum(count * float(side) ** 3 for count, side in sides)
     stages = {"factors": total + sizes.layer_bytes, "eigenvectors": decomposition_bytes(sizes.blocks)}
     factors = Work(read=sizes.n, layers=sizes.n, working=sizes.n * sizes.rotations)
     return stages, {"factors": factors, "eigenvectors": Work(cubes=cubes)}, total * sizes.working / 8

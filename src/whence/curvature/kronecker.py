@@ -123,8 +123,8 @@ class Factors:
     """Sums of a a^T and g g^T of one block, in float64, so that small eigenvalues survive a million examples."""
 
     block: Block
-    inputs: Tensor | None  # (e, i, i) of a kronecker block, (p, p) of a dense one
-    outputs: Tensor | None  # (e, o, o) of a kronecker block, (1, d, d) of a row block
+    inputs: Tensor | None  # (e, i, i) of a kronecker block, (i, i) of others
+    outputs: Tensor | None  # (e, o, o) of a kronecker block
     # (2,) number of (example, position) pairs summed, counted by the weights of the examples; and of chunks whose
     # gradients were summed over positions first, and not counted position by position
     counts: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64, device="cpu"))
@@ -150,7 +150,7 @@ class Factors:
     def empty(cls, block: Block, device: torch.device, without_basis: int | None = None) -> Factors:
         """Zeros of the right sizes; large dense blocks and very long sides get no matrix.
 
-        Nor do the outputs of a layer that has `without_basis` of them, see `outputs_without_basis`.
+        Nor do the outputs of a layer that has `without_basis` of them.
         """
 
         def zeros(*shape: int) -> Tensor:
@@ -160,9 +160,8 @@ class Factors:
             e, o, i = block.matrix_shape
             below = zeros(e, i, i) if i <= LARGEST_SIDE else None
             return cls(block, below, zeros(e, o, o) if o <= LARGEST_SIDE and o != without_basis else None)
-        if block.kind == "rows":
-            return cls(block, None, zeros(1, *2 * block.matrix_shape[1:]))
-        return cls(block, zeros(block.numel, block.numel) if kept_exactly(block) else None, None)
+        side = block.matrix_shape[-1]
+        return cls(block, zeros(side, side) if block.kind == "rows" or kept_exactly(block) else None, None)
 
     def add(self, tangent: Tangent, weights: Tensor | None = None, whole: bool = False, step: int = 1) -> None:
         """Add a chunk of the training set; gradients hold the roots of the examples' weights (n,) already.
@@ -170,17 +169,13 @@ class Factors:
         With `whole`, gradient matrices G are summed over positions first, and counted by G^T G and G G^T. The inputs of
         one of `step` examples stand for all.
         """
-        share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # of an example of the chunk
-        if isinstance(tangent, Dense):
-            if self.inputs is not None:
-                self.inputs += second_moment(raised(tangent.values).flatten(0, 1))
-        elif not isinstance(tangent, Kronecker):
-            assert self.outputs is not None
-            self.counts[0] += share * tangent.index.numel()
-            self.outputs += second_moment(raised(tangent.aggregate().values).flatten(0, 1)).unsqueeze(0)
-        else:
+        if isinstance(tangent, Kronecker):
+            share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # of an example of the chunk
             self.counts[0] += share * tangent.examples * tangent.positions
             self._add_kronecker(tangent, weights, whole, step)
+        elif self.inputs is not None:
+            values = tangent.values if isinstance(tangent, Dense) else tangent.aggregate().values
+            self.inputs += second_moment(raised(values).flatten(0, 1))
 
     def _add_kronecker(self, tangent: Kronecker, weights: Tensor | None, whole: bool, step: int) -> None:
         if whole and self.inputs is not None and self.outputs is not None:
@@ -216,14 +211,6 @@ class Factors:
         return Basis(self.block, inputs, outputs), spectrum
 
 
-def outputs_without_basis(problem: Linearization) -> int | None:
-    """The number of the network's own outputs if a layer with so many has no basis there, as these are too many.
-
-    A factor costs their square, where a fit looks at a few mixtures to cost no more than those.
-    """
-    return problem.width if problem.sketch is not None and problem.width > LARGEST_CLASSES else None
-
-
 class KroneckerFactors(Accumulator):
     """Pass 1: the Kronecker factors A and B of every layer, and exact blocks of small parameters without layers.
 
@@ -242,9 +229,13 @@ class KroneckerFactors(Accumulator):
         self.sampled = samples_outputs(problem, gradients.blocks, whole)
         self.every = enough_examples(problem, gradients.blocks) if every is None else every
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # examples that were counted
-        self.cotangents = one_output_each(problem) if self.sampled else gradients.curved()
-        self.count = 1 if self.sampled else problem.k - (problem.sketch is not None)
-        without = outputs_without_basis(problem)
+        self.count = 1 if self.sampled else problem.k - (problem.sketch is not None)  # the last one is the residual
+        self.cotangents = (
+            one_output_each(problem) if self.sampled else ConstantCotangents(gradients.identity().rows[: self.count])
+        )
+        # Many outputs of the network have no basis: a factor costs their square, and a fit that looks at a few mixtures
+        # of them is to cost no more than those.
+        without = problem.width if problem.sketch is not None and problem.width > LARGEST_CLASSES else None
         self.factors = [Factors.empty(block, problem.device, without) for block in self.blocks]
         self.state = {"seen": self.seen, **numbered([one.state for one in self.factors])}
 
@@ -301,8 +292,7 @@ class KroneckerFactors(Accumulator):
 
 def samples_outputs(problem: Linearization, blocks: Sequence[Block], whole: bool) -> bool:
     """Whether the basis is found from one output of each example: never where whole gradients are counted."""
-    many = max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * longest_side(blocks))
-    return problem.n >= many and problem.k > 1 and not whole
+    return problem.n >= many_examples(blocks) and problem.k > 1 and not whole
 
 
 def enough_examples(problem: Linearization, blocks: Sequence[Block], examples: int = 1) -> int:
@@ -310,15 +300,14 @@ def enough_examples(problem: Linearization, blocks: Sequence[Block], examples: i
 
     So many `examples` are left at least.
     """
-    many = max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * longest_side(blocks))
     counted = problem.n if problem.sketch is None else problem.sketch.counted
-    return max(1, min(counted // many, problem.n // examples))
+    return max(1, min(counted // many_examples(blocks), problem.n // examples))
 
 
-def longest_side(blocks: Sequence[Block]) -> int:
-    """The largest number of outputs of a layer that has a basis there."""
+def many_examples(blocks: Sequence[Block]) -> int:
+    """So many examples say enough about a basis, by the largest number of outputs of a layer that has a basis there."""
     sides = (block.matrix_shape[1] for block in blocks if block.kind != "dense")
-    return max((side for side in sides if side <= LARGEST_SIDE), default=0)
+    return max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * max((side for side in sides if side <= LARGEST_SIDE), default=0))
 
 
 def one_output_each(problem: Linearization) -> Cotangents:
@@ -529,7 +518,7 @@ class MomentSums:
             summed = None if summed is None else (mixing @ summed.to(mixing.dtype).unsqueeze(2)).squeeze(2)
         self.length += (each * lengths).sum((1, 2))
         if summed is not None:
-            self._total += view.total(summed)
+            self._total += total(view.tangent, summed)
 
     def finish(self) -> list[DiagonalMoments]:
         """The sums, one for each set of weights."""

@@ -153,11 +153,9 @@ def draw(block: Block, share: int, generator: torch.Generator) -> Basis:
     """A random basis of about `share` coordinates with U U^T equal to the identity on average."""
     if share >= block.numel:
         return Basis(block)
-    if block.kind == "dense":
-        return Basis(block, inputs=orthonormal(1, block.numel, share, generator)[0])
-    if block.kind == "rows":
-        columns = max(1, share // block.matrix_shape[0])
-        return Basis(block, outputs=orthonormal(1, block.matrix_shape[1], columns, generator))
+    if block.kind != "kronecker":
+        columns = max(1, share // math.prod(block.matrix_shape[:-1]))
+        return Basis(block, inputs=orthonormal(1, block.matrix_shape[-1], columns, generator)[0])
     e, o, i = block.matrix_shape
     each = max(1, share // e)
     above = min(o, max(1, round(each**0.5)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -61,11 +61,6 @@ def mix(g: Tensor, weights: Tensor) -> Tensor:
         rows = weights.transpose(1, 2).contiguous()  # as it lies a GPU takes twice as long
     mixed: Tensor = (rows @ lying.flatten(2))[:, :count].unflatten(2, lying.shape[2:])
     return mixed.transpose(-1, -2) if transposed else mixed
-
-
-def along_factors(a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
-    """Inner products of sum_t g_t a_t^T with a direction (e, o, i), for (n, e, t, i) and (n, c, e, t, o): (n, c)."""
-    return inner_products(g, times(a, direction.transpose(-1, -2)).to(g.dtype))
 
 
 def inner_products(g: Tensor, moved: Tensor) -> Tensor:
@@ -195,7 +190,8 @@ class Factored:
 
     def along(self, direction: Tensor) -> Tensor:
         """Inner products with a direction (e, o, i): (n, c)."""
-        return along_factors(self.a.unsqueeze(2), self.g.unsqueeze(3), direction)
+        moved = times(self.a.unsqueeze(2), direction.transpose(-1, -2)).to(self.g.dtype)
+        return inner_products(self.g.unsqueeze(3), moved)
 
     def total(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[n, c] phi: (e, o, i)."""
@@ -366,19 +362,17 @@ class Basis:
     """
 
     block: Block
-    inputs: Tensor | None = None  # (e, i, i) of kronecker blocks, (p, p) of dense ones; columns are the coordinates
-    outputs: Tensor | None = None  # (e, o, o) of kronecker blocks, (1, d, d) for the columns of row blocks
+    inputs: Tensor | None = None  # (e, i, i) of kronecker blocks, (i, i) of others; columns are the coordinates
+    outputs: Tensor | None = None  # (e, o, o) of kronecker blocks
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape of the coordinates."""
-        full = self.block.matrix_shape
-        if self.block.kind == "kronecker":
-            o = full[1] if self.outputs is None else self.outputs.shape[-1]
-            return (full[0], o, full[2] if self.inputs is None else self.inputs.shape[-1])
-        if self.block.kind == "rows":
-            return (full[0], full[1] if self.outputs is None else self.outputs.shape[-1])
-        return full if self.inputs is None else (self.inputs.shape[-1],)
+        shape = [*self.block.matrix_shape]
+        shape[-1] = shape[-1] if self.inputs is None else self.inputs.shape[-1]
+        if self.outputs is not None:
+            shape[-2] = self.outputs.shape[-1]
+        return tuple(shape)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -395,11 +389,6 @@ class Basis:
         """Orthonormal output directions (o, o - y) that a basis of one group does not span; `None` if it takes long."""
         return _complement(self.outputs) if self.outside else None
 
-    @property
-    def input_complement(self) -> Tensor | None:
-        """The same of input directions, (i, i - x)."""
-        return None if self.every_input is None else self.every_input[0, :, self.shape[-1] :]
-
     @cached_property
     def every_input(self) -> Tensor | None:
         """(1, i, i) the input directions of the basis, followed by those that it does not span."""
@@ -414,15 +403,11 @@ class Basis:
 
     def into(self, matrix: Tensor) -> Tensor:
         """Coordinates U^T v of something shaped (..., *block.matrix_shape)."""
-        if self.block.kind == "rows":
-            return matrix if self.outputs is None else matrix @ self.outputs[0]
         moved = matrix if self.outputs is None else self.outputs.transpose(-1, -2) @ matrix
         return moved if self.inputs is None else moved @ self.inputs
 
     def out_of(self, matrix: Tensor) -> Tensor:
         """Back from coordinates: U c."""
-        if self.block.kind == "rows":
-            return matrix if self.outputs is None else matrix @ self.outputs[0].T
         moved = matrix if self.outputs is None else self.outputs @ matrix
         return moved if self.inputs is None else moved @ self.inputs.transpose(-1, -2)
 
@@ -458,9 +443,9 @@ class DiagonalMoments:
 
 def _complement(columns: Tensor | None) -> Tensor | None:
     """Orthonormal directions (i, i - r) at right angles to columns (1, i, r), if there are any and they are few."""
-    if columns is None or columns.dim() != 3 or len(columns) > 1 or columns.shape[1] > LARGEST_COMPLEMENT:
+    if columns is None or columns.dim() != 3 or len(columns) > 1 or columns.shape[1] == columns.shape[2]:
         return None
-    if columns.shape[1] == columns.shape[2]:
+    if columns.shape[1] > LARGEST_COMPLEMENT:
         return None
     whole: Tensor = torch.linalg.qr(columns[0].double(), mode="complete").Q
     return whole[:, columns.shape[2] :].to(columns.dtype)
@@ -559,16 +544,18 @@ def outside_of(
     is the same and cheaper, but nothing but rounding where the basis holds nearly all of G and products are coarse.
     The inputs of a Kronecker tangent in the basis, and what is left of them, are taken as given where they are known.
     """
-    if isinstance(tangent, Dense):
-        return [Dense(tangent.block, (_rest(raised(tangent.values), basis.inputs),))]
-    if isinstance(tangent, Rows):
-        columns = None if basis.outputs is None else basis.outputs[0]
-        return [Rows(tangent.block, tangent.index, _rest(raised(tangent.grads), columns))]
+    if not isinstance(tangent, Kronecker):
+        columns = basis.inputs  # U (i, r), orthonormal; what is left of rows v is v - U U^T v
+        if columns is None:
+            return [with_grads(tangent, lambda g: torch.zeros_like(raised(g)))]
+        return [with_grads(tangent, lambda g: raised(g) - times(times(raised(g), columns), columns.T))]
     if inputs is None:
         inputs = tangent.inputs() if basis.inputs is None else tangent.a.project(basis.inputs)
     parts: list[Tangent] = []
     if basis.inputs is not None and basis.inputs.shape[1] > basis.inputs.shape[2]:
-        rest = _left_over(tangent.a, basis.inputs, basis.input_complement) if left is None else left
+        every = basis.every_input
+        complement = None if every is None else every[0, :, basis.shape[-1] :]
+        rest = _left_over(tangent.a, basis.inputs, complement) if left is None else left
         parts.append(Kronecker(tangent.block, Whole(rest), tangent.g))
     if basis.outputs is not None and basis.outputs.shape[1] > basis.outputs.shape[2]:
         rest = _left_over(tangent.g, basis.outputs, basis.complement)
@@ -581,11 +568,6 @@ def _left_over(factor: Factor, columns: Tensor, complement: Tensor | None) -> Te
     if complement is not None:
         return factor.project(complement.unsqueeze(0))
     return factor.tensor() - Whole(factor.project(columns)).project(columns.transpose(-1, -2))
-
-
-def _rest(values: Tensor, columns: Tensor | None) -> Tensor:
-    """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r)."""
-    return torch.zeros_like(values) if columns is None else values - times(times(values, columns), columns.T)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -611,7 +593,7 @@ def rotated_values(tangent: Dense | Rows, basis: Basis) -> Full | Sparse:
         return Full(values, basis.shape)
     rows, examples, values = tangent.aggregate()
     values = raised(values)
-    moved = values if basis.outputs is None else values @ basis.outputs[0]
+    moved = values if basis.inputs is None else values @ basis.inputs
     return Sparse(rows, examples, moved, tangent.index.shape[0], basis.shape)
 
 
@@ -682,28 +664,32 @@ def along(tangent: Tangent, direction: Tensor) -> Tensor:
     return inner_products(*promoted(tangent.grads(), tangent.a.project(unit.transpose(-1, -2)))) * size
 
 
+def with_grads(tangent: Tangent, change: Callable[[Tensor], Tensor]) -> Tangent:
+    """The gradients after a change of what depends on the cotangent, (n, c, ...)."""
+    if isinstance(tangent, Kronecker):
+        return Kronecker(tangent.block, tangent.a, Whole(change(tangent.grads())))
+    if isinstance(tangent, Rows):
+        return Rows(tangent.block, tangent.index, change(tangent.grads))
+    return Dense(tangent.block, (change(tangent.values),))
+
+
 def combine(tangent: Tangent, weights: Tensor) -> Tangent:
     """Other cotangents as combinations of those pulled back: weights (n, c, q)."""
-    if isinstance(tangent, Kronecker):
-        grads = raised(tangent.grads())
-        return Kronecker(tangent.block, tangent.a, Whole(mix(grads, weights.to(grads.dtype))))
-    if isinstance(tangent, Rows):
-        grads = raised(tangent.grads)
-        return Rows(tangent.block, tangent.index, mix(grads, weights.to(grads.dtype)))
-    values = raised(tangent.values)
-    return Dense(tangent.block, (mix(values, weights.to(values.dtype)),))
+
+    def mixed(g: Tensor) -> Tensor:
+        return mix(raised(g), weights.to(raised(g).dtype))
+
+    return with_grads(tangent, mixed)
 
 
 def some_cotangents(tangent: Tangent, some: slice) -> Tangent:
     """The gradients of some of the cotangents."""
-    if isinstance(tangent, Dense):
-        return Dense(tangent.block, tuple(part[:, some] for part in tangent.parts))
-    if isinstance(tangent, Rows):
-        return Rows(tangent.block, tangent.index, tangent.grads[:, some])
+    if not isinstance(tangent, Kronecker):
+        return with_grads(tangent, lambda g: g[:, some])
     g = tangent.g
     if isinstance(g, Concatenated) and g.axis == "cotangents" and len(g.parts) == tangent.cotangents:
         return Kronecker(tangent.block, tangent.a, Concatenated(g.parts[some], "cotangents"))
-    return Kronecker(tangent.block, tangent.a, Whole(tangent.grads()[:, some]))
+    return with_grads(tangent, lambda g: g[:, some])
 
 
 class BasisView:
@@ -805,10 +791,6 @@ class BasisView:
             return torch.diagonal(self._energy, dim1=1, dim2=2)
         return functools.reduce(torch.add, map(lengths, self._measured()))
 
-    def total(self, weights: Tensor) -> Tensor:
-        """Sum of the gradients weighted by (n, c), shaped as the block's matrix, where the basis does not span all."""
-        return total(self.tangent, weights)
-
     def along(self, direction: Tensor) -> Tensor:
         """Inner products (n, c) with a direction: in coordinates of a basis that spans all, else of the block."""
         if not self.complete:
@@ -820,7 +802,8 @@ class BasisView:
         if not self._rotates_factors_first:
             direction = self.basis.out_of(direction)
         unit, size = scaled(direction)
-        return along_factors(a, g, pad(unit.to(g.dtype), (0, a.shape[-1] - direction.shape[-1]))) * size
+        padded = pad(unit.to(g.dtype), (0, a.shape[-1] - direction.shape[-1]))
+        return inner_products(g, times(a, padded.transpose(-1, -2)).to(g.dtype)) * size
 
     def _measured(self) -> list[Tangent]:
         """Tangents whose squared lengths are those outside the basis, or of the whole where products are exact."""
@@ -995,7 +978,7 @@ def formed_bytes(tangent: Kronecker, room: float) -> float:
 def _computed(tangent: Tangent, coarse: bool) -> Tangent:
     """Gradients that are rotated and measured are computed once; in single precision they lie as products want them."""
     if isinstance(tangent, Dense):
-        return Dense(tangent.block, (raised(tangent.values),))
+        return with_grads(tangent, raised)
     if isinstance(tangent, Rows):
         return tangent
     if coarse and tangent.positions > 1:

@@ -147,7 +147,7 @@ def _read_block(saved: Saved, problem: Linearization) -> Block:
 
 BASES: dict[str, dict[str, tuple[str, ...]]] = {
     "kronecker": {"inputs": ("e", "i", "any"), "outputs": ("e", "o", "any")},
-    "rows": {"outputs": ("one", "i", "any")},
+    "rows": {"inputs": ("i", "any")},
     "dense": {"inputs": ("i", "any")},
 }
 """Sides of a basis that is not the identity, by the kind of the block, and their axes."""

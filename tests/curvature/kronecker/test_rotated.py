@@ -107,7 +107,7 @@ def basis_of(block: Block) -> Basis:
         e, o, i = block.matrix_shape
         return Basis(block, orthogonal(e, i), orthogonal(e, o))
     if block.kind == "rows":
-        return Basis(block, outputs=orthogonal(1, block.matrix_shape[1]))
+        return Basis(block, inputs=orthogonal(block.matrix_shape[1]))
     return Basis(block, inputs=orthogonal(block.numel))
 
 
@@ -127,7 +127,7 @@ def turned(phi: Tensor, basis: Basis) -> Tensor:
     if block.kind == "dense":
         return phi if basis.inputs is None else phi @ basis.inputs
     if block.kind == "rows":
-        dense = torch.kron(torch.eye(block.matrix_shape[0], dtype=torch.float64), basis.outputs[0])
+        dense = torch.kron(torch.eye(block.matrix_shape[0], dtype=torch.float64), basis.inputs)
         return (phi.flatten(2) @ dense).reshape(*phi.shape[:2], *basis.shape)
     parts = []
     for group in range(block.groups):
