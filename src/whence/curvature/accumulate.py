@@ -173,8 +173,14 @@ class LayerGradients:
             first = problem.batches.first()
             sequences = problem.sketch is not None and problem.sketch.dense
             few = take(first.inputs, slice(0, PROOF_SEQUENCES if sequences else PROOF_EXAMPLES))
-            if not problem.captures:
-                problem.captures.append(self._verified_on_training_data(few))
+            if not problem.captures:  # verified on the first examples, and on others that use what these do not
+                found = self._verified(few)
+                if found.without_uses:
+                    read = problem.read("parameters not used by the first batch")
+                    group = problem.passes.process_group
+                    more = examples_using(found.without_uses, found, read, group, problem.device)
+                    found = self._verified(few, more=more) if more else found
+                problem.captures.append(found)
             self.notes = list(problem.captures[0].notes)
             sizes = LayerSizes(problem.captures[0].blocks, *self._measure(few))
         self.sizes = sizes
@@ -311,15 +317,6 @@ class LayerGradients:
                 del chunk  # the next one needs the memory
         if rows is not None and found:
             self._cache = rows, found
-
-    def _verified_on_training_data(self, few: Inputs) -> Capture:
-        """The capture, verified on the first examples, and on others that use parameters which these do not."""
-        problem, found = self.problem, self._verified(few)
-        if not found.without_uses:
-            return found
-        read = problem.read("parameters not used by the first batch")
-        more = examples_using(found.without_uses, found, read, problem.passes.process_group, problem.device)
-        return self._verified(few, more=more) if more else found
 
     def _verified(self, few: Inputs, blocks: Sequence[Block] | None = None, more: Sequence[Inputs] = ()) -> Capture:
         problem = self.problem

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from whence.curvature.accumulate import setting_aside
+from whence.curvature.aligned import FittedDual, FittedIterative
 from whence.curvature.base import FittedCurvature, MeatRoots, Structure, singular
 from whence.curvature.core import Core
 from whence.curvature.cost import Cost, ProblemSizes, Work
-from whence.curvature.dual import FittedDual
-from whence.curvature.iterative import FittedIterative
 from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_stages, rows_in_cache
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization

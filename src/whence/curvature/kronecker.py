@@ -271,7 +271,7 @@ class KroneckerFactors(Accumulator):
             positions = scale * self.factors[at].positions / problem.total_weight
             basis, values = self.factors[at].basis(notes)
             values = None if values is None else scale * values
-            basis, values = truncate(basis, values, positions, problem.k, ridge, tolerance)
+            basis = truncate(basis, values, positions, problem.k, ridge, tolerance)
             problem.passes.trim_memory()
             return basis.to(precision), values if products else None
 
@@ -352,34 +352,32 @@ INPUTS_PER_POSITION = 12  # of a layer with fewer, squared lengths would cost a 
 
 def truncate(
     basis: Basis, spectrum: Tensor | None, positions: float, cotangents: int, ridge: float, tolerance: float
-) -> tuple[Basis, Tensor | None]:
+) -> Basis:
     """Keep the output and input directions that carry all but `tolerance` of the homoscedastic variance.
 
     That is sum s^2 / (s + lambda)^2, the mean of Ho over the training set, for the estimated eigenvalues s: KFAC's
     (e, o, i), or those of a dense block (p,). With many positions, squared lengths cost more than a truncation saves.
     """
     if spectrum is None or tolerance <= 0 or ridge <= 0:
-        return basis, spectrum
+        return basis
     if float(spectrum.max()) > LARGEST_RATIO * ridge and not products_are_rounded(spectrum.device):
-        return basis, spectrum
+        return basis
     if basis.block.kind == "dense":
         leading = _largest((spectrum / (spectrum + ridge)).square(), tolerance)
         assert basis.inputs is not None
-        if len(leading) > LARGEST_SHARE * len(spectrum):
-            return basis, spectrum
-        return Basis(basis.block, basis.inputs[:, leading].contiguous()), spectrum[leading]
+        few = len(leading) <= LARGEST_SHARE * len(spectrum)
+        return Basis(basis.block, basis.inputs[:, leading].contiguous()) if few else basis
     if len(spectrum) != 1:  # groups have leading directions of their own
-        return basis, spectrum
+        return basis
     if spectrum.is_cuda and positions > 1 and INPUTS_PER_POSITION * positions > spectrum.shape[2]:
-        return basis, spectrum
+        return basis
     weight = (spectrum[0] / (spectrum[0] + ridge)).square()
     rows = _largest(weight.sum(1), tolerance / 2)
     columns = _largest(weight.sum(0), tolerance / 2)
-    if len(rows) * len(columns) > LARGEST_SHARE * weight.numel():
-        return basis, spectrum
-    if not (spectrum.is_cuda or _saves(weight.shape, (len(rows), len(columns)), positions, cotangents)):
-        return basis, spectrum
-    return basis.select(rows, columns), spectrum[:, rows][:, :, columns]
+    few = len(rows) * len(columns) <= LARGEST_SHARE * weight.numel()
+    if few and (spectrum.is_cuda or _saves(weight.shape, (len(rows), len(columns)), positions, cotangents)):
+        return basis.select(rows, columns)
+    return basis
 
 
 def _saves(shape: Sequence[int], kept: tuple[int, int], t: float, c: int) -> bool:

@@ -10,9 +10,8 @@ from typing import Any, TypeVar, get_args
 
 from whence.curvature import FittedCurvature, Groups, Meats, NewtonStep, Sandwich
 from whence.curvature.accumulate import Features, LayerGradients, LayerSizes, TrainingRows
-from whence.curvature.base import AlignmentSandwich, RidgePath
-from whence.curvature.dual import FittedDual
-from whence.curvature.iterative import FittedIterative
+from whence.curvature.aligned import AlignmentSandwich, FittedDual, FittedIterative
+from whence.curvature.base import RidgePath
 from whence.curvature.kronecker import Spectrum
 from whence.curvature.leaves import FittedLeaves, LeafFeatures, LeafSandwich
 from whence.curvature.primal import FittedPrimal, PrimalSandwich, Projected, Whitening

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from whence.curvature import conjugate_gradients
+from whence.curvature.aligned import curvature_times
 from whence.curvature.base import times_hessian
-from whence.curvature.iterative import curvature_times
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import InputError
 from whence.influence.fitted import Fitted, alignments, inputs_of, training_examples
