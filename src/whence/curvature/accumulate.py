@@ -250,7 +250,7 @@ class LayerGradients:
         size = self.problem.k if outputs is None else outputs
         return ConstantCotangents(torch.eye(size, dtype=self.problem.dtype, device=self.problem.device))
 
-    def flatten(self, matrices: Sequence[Tensor], *lead: int) -> Tensor:
+    def flatten(self, matrices: Iterable[Tensor], *lead: int) -> Tensor:
         """(*lead, d) from matrices of the blocks."""
         tensors: dict[str, Tensor] = {}
         for block, matrix in zip(self.blocks, matrices, strict=True):
@@ -545,13 +545,6 @@ class TrainingRows:
                 pending = []
             pending.append(rows)
         yield torch.cat(pending)
-
-    def crossed(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield rows (m, k, r) of a batch, and their products with all training rows (m, k, n k)."""
-        for rows in self.blocks(inputs):
-            products = self.times(rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
-            step = max(1, int(0.1 * self.problem.budget.limit) // products[0].nbytes)
-            yield from zip(rows.split(step), products.split(step), strict=True)
 
     def kernel(self) -> tuple[Tensor, Tensor]:
         """K = J J^T (n k, n k), and J w (n, k). Rows that do not fit in memory are computed for each block of K."""

@@ -25,7 +25,6 @@ from whence.curvature.base import (
     Sandwich,
     singular,
     times_hessian,
-    trace_of_hat,
 )
 from whence.curvature.primal import path_from_kernel
 from whence.data.batches import Inputs
@@ -69,7 +68,8 @@ class AlignedCurvature(FittedCurvature):
 
     def to_dense(self) -> Tensor:
         """One solve for each weight."""
-        return self.solve(self._eye())
+        problem = self.problem
+        return self.solve(torch.eye(problem.selection.size, dtype=problem.dtype, device=problem.device))
 
     def sandwich(self, meats: Meats) -> AlignmentSandwich:
         """Keep the weights: alignments are computed for each prediction."""
@@ -159,7 +159,6 @@ class FittedDual(AlignedCurvature):
             problem=problem,
             ridge=ridge,
             leverage_blocks=blocks,
-            degrees_of_freedom=0.0,
             notes=rows.features.notes,
             path=path,
             features=rows.features,
@@ -170,7 +169,7 @@ class FittedDual(AlignedCurvature):
         )
         projected = fitted.project(kernel).reshape(n, k, n, k)  # K (lambda + L K)^-1
         blocks.copy_(torch.diagonal(projected, dim1=0, dim2=2).permute(2, 0, 1))
-        return replace(fitted, degrees_of_freedom=trace_of_hat(blocks, roots))
+        return fitted
 
     def project(self, cross: Tensor) -> Tensor:
         """X (lambda + L K)^-1 for rows X (a, n k)."""
@@ -211,11 +210,14 @@ class FittedDual(AlignedCurvature):
     def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
         """Alignments a = K_x (lambda + L K)^-1 for K_x = J J_train^T; J F_lam^-1 J^T = (J J^T - a L K_x^T) / lambda."""
         problem = self.problem
-        for rows, cross in self.rows.crossed(inputs):
-            aligned = self.project(cross.flatten(0, 1)).reshape(*cross.shape[:2], problem.n, problem.k)
-            curved = times_hessian(cross.view_as(aligned), problem.hessian_roots).flatten(2)
-            products = (rows @ rows.mT - aligned.flatten(2) @ curved.mT) / self.ridge
-            yield aligned, (products + products.mT) / 2  # a small difference: rounding shows
+        for rows in self.rows.blocks(inputs):
+            cross = self.rows.times(rows.flatten(0, 1)).reshape(*rows.shape[:2], problem.n, problem.k)  # K_x
+            step = max(1, int(0.1 * problem.budget.limit) // cross[0].nbytes)
+            for some, part in zip(rows.split(step), cross.split(step), strict=True):
+                aligned = self.project(part.flatten(2).flatten(0, 1)).view_as(part)
+                curved = times_hessian(part, problem.hessian_roots).flatten(2)
+                products = (some @ some.mT - aligned.flatten(2) @ curved.mT) / self.ridge
+                yield aligned, (products + products.mT) / 2  # a small difference: rounding shows
 
     def precondition(self, vectors: Tensor) -> Tensor:
         """The inverse itself."""
@@ -363,7 +365,6 @@ class FittedIterative(AlignedCurvature):
             problem=problem,
             ridge=ridge,
             leverage_blocks=blocks,
-            degrees_of_freedom=0.0,
             notes=jacobian.notes,
             jacobian=jacobian,
             # J and J^T are exact transposes only up to rounding; below that conjugate gradients wander
@@ -377,7 +378,7 @@ class FittedIterative(AlignedCurvature):
                 blocks[batch.start + part.start : batch.start + part.stop] = rows @ solved.reshape(rows.shape).mT
                 worst = max(worst, reached)
         jacobian.notes.append(f"exact algebra, matrix-free road, solves to a relative residual of {worst:.2g}")
-        return replace(fitted, degrees_of_freedom=trace_of_hat(blocks, problem.hessian_roots), worst=worst)
+        return replace(fitted, worst=worst)
 
     def solve(self, vectors: Tensor) -> Tensor:
         """F_lam^-1 v for vectors (q, d), all at once."""

@@ -181,9 +181,14 @@ class FittedCurvature(ABC):
     problem: Linearization  # the linearized training problem
     ridge: float  # lambda, on the sum scale
     leverage_blocks: Tensor  # (n, k, k) blocks J_i F_lam^-1 J_i^T of the training examples
-    degrees_of_freedom: float  # trace of the hat matrix, sum s / (s + lambda)
     notes: list[str]  # what was approximated or repaired, in words
     path: RidgePath | None = None  # the leave-one-out curve when the ridge was chosen by it
+
+    @property
+    def degrees_of_freedom(self) -> float:
+        """Trace of the hat matrix: sum_i trace of R_i^T Q_i R_i, from the leverage blocks Q (n, k, k)."""
+        roots, blocks = self.problem.hessian_roots, self.leverage_blocks
+        return float(blocks.diagonal(dim1=1, dim2=2).sum() if roots is None else (roots * (blocks @ roots)).sum())
 
     @abstractmethod
     def newton_step(self, with_direction: bool) -> NewtonStep:
@@ -216,11 +221,8 @@ class FittedCurvature(ABC):
 
     def to_dense(self) -> Tensor:
         """(d, d) the inverse curvature by which leverages, alignments and predictions are computed, as one matrix."""
-        return self.precondition(self._eye())
-
-    def _eye(self) -> Tensor:
         problem = self.problem
-        return torch.eye(problem.selection.size, dtype=problem.dtype, device=problem.device)
+        return self.precondition(torch.eye(problem.selection.size, dtype=problem.dtype, device=problem.device))
 
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedCurvature:
         """The same curvature with another ridge above zero, for less than a fit costs; `meat_roots` as of a fit."""
@@ -270,13 +272,6 @@ def times_hessian(vectors: Tensor, roots: Tensor | None, where: slice | Tensor =
         return vectors
     some = roots[where]
     return torch.einsum("nkq,...nq->...nk", some, torch.einsum("nkq,...nk->...nq", some, vectors))
-
-
-def trace_of_hat(leverage_blocks: Tensor, roots: Tensor | None) -> float:
-    """Degrees of freedom: sum_i trace of R_i^T Q_i R_i, from leverage blocks Q (n, k, k)."""
-    if roots is None:
-        return float(leverage_blocks.diagonal(dim1=1, dim2=2).sum())
-    return float((roots * (leverage_blocks @ roots)).sum())
 
 
 def times_noise(root: Tensor | None, given: Tensor | None, noise: Tensor) -> float | None:

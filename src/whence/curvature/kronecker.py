@@ -135,12 +135,6 @@ class Factors:
         return float(self.counts[0])
 
     @property
-    def cost(self) -> float:
-        """About the operations of its eigendecompositions: cubes of the sides."""
-        sides = [one.shape for one in (self.inputs, self.outputs) if one is not None]
-        return float(sum((shape[0] if len(shape) == 3 else 1) * shape[-1] ** 3 for shape in sides))
-
-    @property
     def state(self) -> dict[str, Tensor]:
         """What is summed up, by name."""
         found = {"inputs": self.inputs, "outputs": self.outputs, "counts": self.counts}
@@ -169,15 +163,13 @@ class Factors:
         With `whole`, gradient matrices G are summed over positions first, and counted by G^T G and G G^T. The inputs of
         one of `step` examples stand for all.
         """
-        if isinstance(tangent, Kronecker):
-            share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # of an example of the chunk
-            self.counts[0] += share * tangent.examples * tangent.positions
-            self._add_kronecker(tangent, weights, whole, step)
-        elif self.inputs is not None:
+        if not isinstance(tangent, Kronecker):
             values = tangent.values if isinstance(tangent, Dense) else tangent.aggregate().values
-            self.inputs += second_moment(raised(values).flatten(0, 1))
-
-    def _add_kronecker(self, tangent: Kronecker, weights: Tensor | None, whole: bool, step: int) -> None:
+            if self.inputs is not None:
+                self.inputs += second_moment(raised(values).flatten(0, 1))
+            return
+        share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # of an example of the chunk
+        self.counts[0] += share * tangent.examples * tangent.positions
         if whole and self.inputs is not None and self.outputs is not None:
             below, above = whole_moments(raised(tangent.inputs()), raised(tangent.grads()))
             self.inputs += below
@@ -416,7 +408,9 @@ def decompose(
     if process_group.alone:
         every_block = problem.progress.track(range(len(factors)), "eigenvectors, layer", len(factors))
         return [make(at, notes) for at in every_block]
-    owners = assign_by_cost([one.cost for one in factors], process_group.size)
+    sides = ([side for side in (one.inputs, one.outputs) if side is not None] for one in factors)
+    cubes = [float(sum(side.numel() * side.shape[-1] for side in some)) for some in sides]  # about the operations
+    owners = assign_by_cost(cubes, process_group.size)
     own: list[str] = []
     mine = {at: make(at, own) for at, owner in enumerate(owners) if owner == process_group.rank}
     specs = {

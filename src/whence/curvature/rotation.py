@@ -497,9 +497,8 @@ def project_by_example(g: Factor, columns: Tensor) -> Tensor:
     """Gradients (n, c, e, t, o) along columns (e, o, y), in half precision in the order that `outer` takes."""
     values = g.tensor()
     n, c, _, t, _ = values.shape
-    if values.dtype != torch.float16 or len(columns) > 1 or not cotangents_first(values):
-        return g.project(columns)
-    if t % ALIGNED and not is_transposed_in_memory(values):
+    lies = cotangents_first(values) and (t % ALIGNED == 0 or is_transposed_in_memory(values))
+    if values.dtype != torch.float16 or len(columns) > 1 or not lies:
         return g.project(columns)
     turned, found = columns[0].T.to(values.dtype).expand(n, -1, -1), values.new_empty(n, c, 1, columns.shape[2], t)
     for at in range(c):
@@ -545,21 +544,24 @@ def outside_of(
     The inputs of a Kronecker tangent in the basis, and what is left of them, are taken as given where they are known.
     """
     if not isinstance(tangent, Kronecker):
-        columns = basis.inputs  # U (i, r), orthonormal; what is left of rows v is v - U U^T v
-        if columns is None:
-            return [with_grads(tangent, lambda g: torch.zeros_like(raised(g)))]
-        return [with_grads(tangent, lambda g: raised(g) - times(times(raised(g), columns), columns.T))]
+
+        def rest(g: Tensor) -> Tensor:
+            """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r)."""
+            wide, columns = raised(g), basis.inputs
+            return torch.zeros_like(wide) if columns is None else wide - times(times(wide, columns), columns.T)
+
+        return [with_grads(tangent, rest)]
     if inputs is None:
         inputs = tangent.inputs() if basis.inputs is None else tangent.a.project(basis.inputs)
     parts: list[Tangent] = []
     if basis.inputs is not None and basis.inputs.shape[1] > basis.inputs.shape[2]:
         every = basis.every_input
         complement = None if every is None else every[0, :, basis.shape[-1] :]
-        rest = _left_over(tangent.a, basis.inputs, complement) if left is None else left
-        parts.append(Kronecker(tangent.block, Whole(rest), tangent.g))
+        over = _left_over(tangent.a, basis.inputs, complement) if left is None else left
+        parts.append(Kronecker(tangent.block, Whole(over), tangent.g))
     if basis.outputs is not None and basis.outputs.shape[1] > basis.outputs.shape[2]:
-        rest = _left_over(tangent.g, basis.outputs, basis.complement)
-        parts.append(Kronecker(tangent.block, Whole(inputs), Whole(rest)))
+        over = _left_over(tangent.g, basis.outputs, basis.complement)
+        parts.append(Kronecker(tangent.block, Whole(inputs), Whole(over)))
     return parts
 
 
@@ -677,7 +679,8 @@ def combine(tangent: Tangent, weights: Tensor) -> Tangent:
     """Other cotangents as combinations of those pulled back: weights (n, c, q)."""
 
     def mixed(g: Tensor) -> Tensor:
-        return mix(raised(g), weights.to(raised(g).dtype))
+        wide = raised(g)
+        return mix(wide, weights.to(wide.dtype))
 
     return with_grads(tangent, mixed)
 
@@ -844,14 +847,6 @@ class BasisView:
         rotate_matrices = self.reads * (c * t * o * i + precision * c * (o_in * o * i + o_in * i * i_in))
         return basis.inputs is not None and rotate_factors <= rotate_matrices
 
-    @property
-    def _matrices_are_small(self) -> bool:
-        """Whether matrices in the basis have fewer numbers than the factors that they are formed from."""
-        assert isinstance(self.tangent, Kronecker)
-        _, o, i = self.basis.shape
-        rows = self.tangent.cotangents * o
-        return rows * i < self.tangent.positions * (rows + i)
-
     @cached_property
     def _in_float16(self) -> bool:
         """Whether factors in bfloat16 are rotated in float16."""
@@ -877,7 +872,9 @@ class BasisView:
             if every_input is not None:
                 a, self._left = a[..., :kept].clone(), a[..., kept:]
             self._inputs = None if self.complete else a
-            small = self.coarse and (not self._rotates_factors_first or self._matrices_are_small)
+            rows = tangent.cotangents * self.basis.shape[1]
+            fewer = rows * kept < tangent.positions * (rows + kept)  # numbers of the matrices than of the factors
+            small = self.coarse and (not self._rotates_factors_first or fewer)
             narrow = self.coarse and tangent.positions > tangent.block.matrix_shape[1]  # for a product a cotangent
             g = self._projected(tangent.g, outputs, by_example=small or narrow)
             if small and a.dtype == g.dtype == torch.float16:
@@ -947,21 +944,17 @@ class Weights:
 
     def variances(self, view: BasisView) -> Tensor:
         """Weighted squared lengths of the gradients alone, (w, n, c)."""
-        found = joined([self.squared(rotated) for _, rotated in view.chunks()])
+        found = joined([self.inside_of(rotated, crossed=False) for _, rotated in view.chunks()])
         return found if view.complete else found + self.outside.squeeze(-1) * view.lengths()
 
     def grams(self, view: BasisView) -> Tensor:
         """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
-        found = joined([self.crossed(rotated) for _, rotated in view.chunks()])
+        found = joined([self.inside_of(rotated, crossed=True) for _, rotated in view.chunks()])
         return found if view.complete else found.add_(self.outside * view.energy())
 
-    def squared(self, rotated: Rotated) -> Tensor:
-        """Weighted squared lengths inside the basis, (w, n, c)."""
-        return rotated.variances(self.inside)
-
-    def crossed(self, rotated: Rotated) -> Tensor:
-        """Weighted inner products inside the basis, (w, n, c, c)."""
-        return rotated.grams(self.inside, self.positive)
+    def inside_of(self, rotated: Rotated, crossed: bool) -> Tensor:
+        """Weighted inner products inside the basis, (w, n, c, c), or the squared lengths alone, (w, n, c)."""
+        return rotated.grams(self.inside, self.positive) if crossed else rotated.variances(self.inside)
 
 
 def formed_bytes(tangent: Kronecker, room: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import chain
 from typing import ClassVar
 
@@ -180,16 +180,10 @@ class FittedSpectral(FittedCurvature):
     @classmethod
     def of(cls, leverage: Leverage, noise: Tensor, notes: list[str]) -> FittedSpectral:
         """What the last pass found."""
-        pairs = [(s, s.damped(leverage.ridge)) for s in leverage.spectrum.curvature]
-        freedom = sum(
-            float((s.inside / damped.inside).sum()) + basis.outside * s.outside / damped.outside
-            for (s, damped), basis in zip(pairs, leverage.bases, strict=True)
-        )
         return FittedSpectral(
             problem=leverage.gradients.problem,
             ridge=leverage.ridge,
             leverage_blocks=leverage.leverage_blocks,
-            degrees_of_freedom=freedom,
             notes=notes,
             stream=leverage.gradients,
             bases=leverage.bases,
@@ -199,6 +193,15 @@ class FittedSpectral(FittedCurvature):
             change=leverage.change,
             rotations=leverage.rotations,
             summed_meats=leverage.meats,
+        )
+
+    @property
+    def degrees_of_freedom(self) -> float:
+        """Sum of s / (s + lambda)."""
+        zipped = zip(self.bases, self.spectrum.curvature, strict=True)
+        return sum(
+            float((s.inside / damped.inside).sum()) + basis.outside * s.outside / damped.outside
+            for basis, s, damped in ((basis, s, s.damped(self.ridge)) for basis, s in zipped)
         )
 
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedSpectral:
@@ -279,10 +282,13 @@ class FittedSpectral(FittedCurvature):
 
     def _preconditioned(self, inputs: Inputs) -> Iterator[tuple[slice, list[Directions]]]:
         """F_lam^-1 J^T of as many inputs at a time as memory allows, for each block."""
-        precision = working_precision(self.problem)
-        k = self.problem.output_count(inputs)
-        size = batch_size(inputs, "this batch")
-        most = max(1, int(0.05 * self.problem.budget.limit) // self._row(inputs, k, precision))
+        problem, precision = self.problem, working_precision(self.problem)
+        k, size = problem.output_count(inputs), batch_size(inputs, "this batch")
+        numbers = min(problem.n, PLANNED_BATCH) * problem.k * k  # of an input, with its gradients
+        for chunk in self.stream.of(take(inputs, slice(0, 1)), self.stream.identity(k), k):
+            for tangent, basis in zip(chunk.tangents, self.bases, strict=True):  # one seen once is kept factored
+                numbers += math.prod(basis.shape) if is_outer_product(tangent) else k * basis.block.numel
+        most = max(1, int(0.05 * problem.budget.limit) // (numbers * precision.itemsize))
         for low in range(0, size, most):
             where = slice(low, min(low + most, size))
             parts: list[list[Tangent]] = [[] for _ in self.bases]
@@ -291,14 +297,6 @@ class FittedSpectral(FittedCurvature):
                     parts[at].append(tangent)
             zipped = zip(parts, self.bases, self.spectrum.curvature, strict=True)
             yield where, [Directions.of(some, basis, s.damped(self.ridge), precision) for some, basis, s in zipped]
-
-    def _row(self, inputs: Inputs, k: int, precision: torch.dtype) -> int:
-        """Bytes that the preconditioned gradients of one input take, and its products with a batch of examples."""
-        numbers = min(self.problem.n, PLANNED_BATCH) * self.problem.k * k
-        for chunk in self.stream.of(take(inputs, slice(0, 1)), self.stream.identity(k), k):
-            for tangent, basis in zip(chunk.tangents, self.bases, strict=True):  # one seen once is kept factored
-                numbers += math.prod(basis.shape) if is_outer_product(tangent) else k * basis.block.numel
-        return numbers * torch.finfo(precision).bits // 8
 
     def _align(self, directions: list[Directions], m: int, k: int) -> Iterator[tuple[slice, Tensor]]:
         for where, tangents in self.stream.chunks("alignments"):
@@ -459,16 +457,9 @@ class Directions:
 
 def contract(tangents: Sequence[Tangent], directions: Sequence[Directions], m: int, k: int) -> Tensor:
     """(m, k, n, c) inner products of the gradients of n examples with the directions of m inputs, over all blocks."""
-    found = sum_of([one.align(tangent) for tangent, one in zip(tangents, directions, strict=True)])  # (n, c, m k)
+    parts = (one.align(tangent) for tangent, one in zip(tangents, directions, strict=True))
+    found = reduce(Tensor.add_, parts)  # (n, c, m k)
     return found.reshape(*found.shape[:2], m, k).permute(2, 3, 0, 1)
-
-
-def sum_of(parts: Sequence[Tensor]) -> Tensor:
-    """Add tensors of one shape up, the first one in place."""
-    first, *rest = parts
-    for part in rest:
-        first += part
-    return first
 
 
 @dataclass(frozen=True)
@@ -483,15 +474,11 @@ class SpectralSandwich(Sandwich):
 
     def predict(self, inputs: Inputs) -> Predicted:
         """One forward pass, k backward passes, and a few products."""
-        dtype = self.fitted.problem.dtype
-        outputs, grams = self._sum(inputs, lambda weights, view: weights.grams(view))
-        return Predicted(outputs.to(dtype), dict(zip(self.names, grams.to(dtype), strict=True)), None)
+        return Predicted(*self._sum(inputs, Weights.grams), None)
 
     def variances(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
         """The same without the covariances between outputs: gradients are read once for all estimators."""
-        dtype = self.fitted.problem.dtype
-        outputs, found = self._sum(inputs, lambda weights, view: weights.variances(view))
-        return outputs.to(dtype), dict(zip(self.names, found.to(dtype), strict=True))
+        return self._sum(inputs, Weights.variances)
 
     def share_chosen_by_rounding(self) -> float:
         """Share of HeC3 of the weights, by its trace, along directions of the eigenbasis that rounding chooses."""
@@ -506,20 +493,22 @@ class SpectralSandwich(Sandwich):
             open_ += float(inside[chosen_by_rounding(basis, s.inside, precision)].sum())
         return open_ / total if total > 0 else 0.0
 
-    def _sum(self, inputs: Inputs, of: Callable[[Weights, BasisView], Tensor]) -> tuple[Tensor, Tensor]:
-        """Outputs, and sums over blocks of something (w, n, k) or (w, n, k, k)."""
-        stream, k = self.fitted.stream, self.fitted.problem.output_count(inputs)
+    def _sum(self, inputs: Inputs, of: Callable[[Weights, BasisView], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs, and sums over blocks of something (n, k) or (n, k, k) for each estimator."""
+        problem, stream = self.fitted.problem, self.fitted.stream
+        k = problem.output_count(inputs)
         outputs, sums = [], []
         with stream.few_threads(batch_size(inputs, "this batch"), k):
             for chunk in stream.of(inputs, stream.identity(k), k):
-                views = zip(self.weights, chunk.views(self.fitted.bases, self.fitted.problem), strict=True)
-                sums.append(sum_of([of(weights, view) for weights, view in views]))
+                views = zip(self.weights, chunk.views(self.fitted.bases, problem), strict=True)
+                sums.append(reduce(Tensor.add_, (of(weights, view) for weights, view in views)))
                 outputs.append(chunk.outputs)
                 del chunk, views  # the next chunk needs the memory
-        if self.fitted.problem.half:  # their gradients alone are in half precision
+        if problem.half:  # their gradients alone are in half precision
             with torch.no_grad():
-                outputs = [self.fitted.problem.network(inputs)]
-        return torch.cat(outputs), torch.cat(sums, dim=1)
+                outputs = [problem.network(inputs)]
+        found = torch.cat(sums, dim=1).to(problem.dtype)
+        return torch.cat(outputs).to(problem.dtype), dict(zip(self.names, found, strict=True))
 
 
 def chosen_by_rounding(basis: Basis, eigenvalues: Tensor, precision: torch.dtype) -> Tensor:

@@ -76,16 +76,11 @@ class TwoBasisWeights(Weights):
         own = (rotation, list(meats), solved[where].to(inside.dtype), chosen)
         return cls(plain.basis, inside, plain.outside, plain.rounded, *own)
 
-    def squared(self, rotated: Rotated) -> Tensor:
-        """Weighted squared lengths inside the basis, (w, n, c)."""
-        found = super().squared(rotated)
-        found[self.which] += torch.cat([full.variances(self.meats) for full in self._solve(rotated)], 1)
-        return found
-
-    def crossed(self, rotated: Rotated) -> Tensor:
-        """Weighted inner products inside the basis, (w, n, c, c)."""
-        found = super().crossed(rotated)
-        found[self.which] += torch.cat([full.grams(self.meats) for full in self._solve(rotated)], 1)
+    def inside_of(self, rotated: Rotated, crossed: bool) -> Tensor:
+        """Weighted inner products inside the basis, (w, n, c, c), or the squared lengths alone, (w, n, c)."""
+        found, solved = super().inside_of(rotated, crossed), self._solve(rotated)
+        own = [full.grams(self.meats) if crossed else full.variances(self.meats) for full in solved]
+        found[self.which] += torch.cat(own, 1)
         return found
 
     def _solve(self, rotated: Rotated) -> Iterator[Full]:

@@ -33,7 +33,6 @@ R = TypeVar("R")
 
 COMMON: dict[str, Any] = {
     "ridge": "number 0",
-    "degrees_of_freedom": "number 0",
     "notes": "texts",
     "leverage_blocks": "algebra n k k",
     "path": RidgePath | None,
