@@ -149,7 +149,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (rotation, "outside_of", "lengths outside"),
     (rotation, "total", "totals"),
     (rotation, "along", "totals"),
-    (rotation, "along_factors", "totals"),
+    (rotation, "inner_products", "totals"),
     (rotation, "scaled_grams", "squares"),
     *((owner, name, "squares") for owner in (rotation.Factored, rotation.Full) for name in ("squares", "grams")),
     *((owner, name, "totals") for owner in (rotation.Factored, rotation.Full) for name in ("total", "along")),

@@ -378,8 +378,8 @@ class LayerGradients:
 
 def working_precision(problem: Linearization) -> torch.dtype:
     """float64 for float64 models, float32 for all others."""
-    widest = max((p.dtype for p in problem.selection.parameters.values()), key=lambda d: torch.finfo(d).bits)
-    return torch.float64 if widest == torch.float64 else torch.float32
+    wide = any(one.dtype == torch.float64 for one in problem.selection.parameters.values())
+    return torch.float64 if wide else torch.float32
 
 
 def setting_aside(problem: Linearization, need: float, what: str, instead: str) -> Linearization:
@@ -533,18 +533,6 @@ class TrainingRows:
                 into = ((flat >= where.start) & (flat < where.stop)).nonzero().squeeze(1)
                 found[into] = transform(flat[into], rows[flat[into] - where.start]).to(found.dtype)
             yield members, found.reshape(len(members), -1, width)
-
-    def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
-        """Rows (m, k, r) of a batch, as many at once as fit: each block may cost a pass over the training rows."""
-        problem, k = self.problem, self.problem.output_count(inputs)
-        most = max(1, int(0.1 * problem.budget.limit) // (k * self.features.size * problem.outputs.element_size()))
-        pending: list[Tensor] = []
-        for _, rows in self.features.rows(inputs, k):
-            if pending and sum(map(len, pending)) + len(rows) > most:
-                yield torch.cat(pending)
-                pending = []
-            pending.append(rows)
-        yield torch.cat(pending)
 
     def kernel(self) -> tuple[Tensor, Tensor]:
         """K = J J^T (n k, n k), and J w (n, k). Rows that do not fit in memory are computed for each block of K."""

@@ -210,7 +210,7 @@ class FittedDual(AlignedCurvature):
     def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
         """Alignments a = K_x (lambda + L K)^-1 for K_x = J J_train^T; J F_lam^-1 J^T = (J J^T - a L K_x^T) / lambda."""
         problem = self.problem
-        for rows in self.rows.blocks(inputs):
+        for rows in self.blocks(inputs):
             cross = self.rows.times(rows.flatten(0, 1)).reshape(*rows.shape[:2], problem.n, problem.k)  # K_x
             step = max(1, int(0.1 * problem.budget.limit) // cross[0].nbytes)
             for some, part in zip(rows.split(step), cross.split(step), strict=True):
@@ -240,8 +240,16 @@ class FittedDual(AlignedCurvature):
         return FittedDual.of(self.rows, self.kernel, self.inner_weights, ridge)
 
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
-        """Rows (m, k, d) of a batch, as many at once as fit."""
-        return self.rows.blocks(inputs)
+        """Rows (m, k, d) of a batch, as many at once as fit: each block may cost a pass over the training rows."""
+        problem, k = self.problem, self.problem.output_count(inputs)
+        most = max(1, int(0.1 * problem.budget.limit) // (k * self.features.size * problem.outputs.element_size()))
+        pending: list[Tensor] = []
+        for _, rows in self.features.rows(inputs, k):
+            if pending and sum(map(len, pending)) + len(rows) > most:
+                yield torch.cat(pending)
+                pending = []
+            pending.append(rows)
+        yield torch.cat(pending)
 
     def _solve_left(self, vector: Tensor) -> Tensor:
         """(lambda + L K)^-1 v."""
@@ -415,16 +423,6 @@ class FittedIterative(AlignedCurvature):
             solved = self.solve(rows.flatten(0, 1))
             alignments = self._along(solved).reshape(*rows.shape[:2], self.problem.n, self.problem.k)
             yield alignments, rows @ solved.reshape(rows.shape).mT
-
-    def alignments(self, inputs: Inputs) -> Alignments:
-        """K solves a test point, then products with the Jacobian of the training examples, batch by batch."""
-        for where, rows in self.jacobian.rows(inputs, self.problem.output_count(inputs)):
-            yield where, self._align(self.solve(rows.flatten(0, 1)), len(rows))
-
-    def _align(self, solved: Tensor, m: int) -> Iterator[tuple[slice, Tensor]]:
-        for batch in self.problem.read("alignments"):
-            along = self.jacobian.jvp(batch.inputs, solved)  # (m k, n, k)
-            yield batch.rows, along.reshape(m, -1, batch.size, self.problem.k)
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w)."""

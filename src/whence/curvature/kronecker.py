@@ -398,10 +398,7 @@ Eigenbasis = tuple[Basis, Tensor | None]
 
 
 def decompose(
-    factors: Sequence[Factors],
-    make: Callable[[int, list[str]], Eigenbasis],
-    problem: Linearization,
-    notes: list[str],
+    factors: Sequence[Factors], make: Callable[[int, list[str]], Eigenbasis], problem: Linearization, notes: list[str]
 ) -> list[Eigenbasis]:
     """The bases of all blocks, made one after the other; each by one process, where there are several."""
     process_group, device = problem.passes.process_group, problem.device
@@ -452,12 +449,7 @@ class MomentSums:
     """
 
     def __init__(
-        self,
-        basis: Basis,
-        count: int,
-        device: torch.device,
-        rotates: bool | None = True,
-        rotation: Basis | None = None,
+        self, basis: Basis, count: int, device: torch.device, rotates: bool | None = True, rotation: Basis | None = None
     ) -> None:
         self.basis, self.rotation = basis, rotation
         self.rounded = products_are_rounded(device)
@@ -578,7 +570,8 @@ class SpectrumSums(Accumulator):
             curved = view
             if self.sketched and self.count > columns:
                 self.sums[at].add_total(view, columns, len(residuals))
-                curved = view.of(slice(0, columns))
+                some = some_cotangents(view.tangent, slice(0, columns))
+                curved = BasisView(some, view.basis, view.rounded, coarse=view.coarse)
             self.sums[at].add(curved, self.weights, None if self.noise is None else summed, mixing)
             self.add_view(at, view, residuals)
 

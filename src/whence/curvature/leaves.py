@@ -266,22 +266,15 @@ class LeafCore(FeatureStructure):
         kept = rows_in_cache(float(sizes.numbers) * r * sizes.item, sizes.limit - primal_bytes(r))
         rows, basis = (4.0 * sizes.numbers * r if kept else 0.0), 8.0 * sizes.d * r
         algebra = algebra_stages(sizes, r, rows, 3.0 * min(ROW_BYTES, 4.0 * sizes.numbers * r))
-        return Cost(
-            self.name,
-            stages={
-                "directions": 50.0 * sample * sizes.entries + sizes.d * (LEAF_BYTES * r + 32.0 * SUMS),
-                **{stage: basis + size for stage, size in algebra.items()},
-            },
-            steps={
-                "directions": Work(
-                    algebra=(2 * ITERATIONS + 2) * sample * gather + 12.0 * (ITERATIONS + 1) * sizes.d * square,
-                    cubes=float(r) ** 3,
-                ),
-                "rows": Work(read=sizes.n, algebra=sizes.n * gather * (1.0 if kept else 4.0)),
-                "algebra": Work(algebra=algebra_operations(sizes, r)),
-            },
-            prediction=Work(forward=1.0, algebra=2.0 * gather + 16.0 * sizes.k * square),
-        )
+        search = (2 * ITERATIONS + 2) * sample * gather + 12.0 * (ITERATIONS + 1) * sizes.d * square
+        stages = {"directions": 50.0 * sample * sizes.entries + sizes.d * (LEAF_BYTES * r + 32.0 * SUMS)}
+        stages |= {stage: basis + size for stage, size in algebra.items()}
+        steps = {
+            "directions": Work(algebra=search, cubes=float(r) ** 3),
+            "rows": Work(read=sizes.n, algebra=sizes.n * gather * (1.0 if kept else 4.0)),
+            "algebra": Work(algebra=algebra_operations(sizes, r)),
+        }
+        return Cost(self.name, stages, steps, Work(forward=1.0, algebra=2.0 * gather + 16.0 * sizes.k * square))
 
 
 def leading_directions(problem: Linearization, model: LeafSum, count: int, seed: int) -> tuple[Tensor, Tensor]:

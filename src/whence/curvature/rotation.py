@@ -777,10 +777,6 @@ class BasisView:
         else:
             yield from self._formed(a, mix(g, weights.to(g.dtype)))
 
-    def of(self, some: slice) -> BasisView:
-        """The gradients of some of the cotangents in the same basis."""
-        return BasisView(some_cotangents(self.tangent, some), self.basis, self.rounded, coarse=self.coarse)
-
     def energy(self) -> Tensor:
         """Inner products of every example's gradients, (n, c, c); of what lies outside, if products are rounded."""
         if self._energy is None:

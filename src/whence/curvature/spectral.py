@@ -72,15 +72,6 @@ class MeatSums(Accumulator):
         for sums, view in zip(self.sums, views, strict=True):
             sums.add(view, self.masks, self.last.expand(len(mixing), -1), mixing)
 
-    def moments(self, at: int) -> dict[str, DiagonalMoments]:
-        """The squares of one block, by name."""
-        return dict(zip(self.names, self.sums[at].finish(), strict=True))
-
-    def rotated(self, at: int) -> dict[str, Tensor]:
-        """The squares of one block in the meats' own basis, by name, but for those of homoscedastic noise."""
-        named = zip(self.names, self.sums[at].state["rotated"], strict=True)
-        return {name: one for name, one in named if name != "ho"}
-
 
 class Leverage(Accumulator):
     """Pass 3: leverage blocks Q_i = J_i F_lam^-1 J_i^T, the Newton step's change J_i Delta w, and the meats.
@@ -209,10 +200,6 @@ class FittedSpectral(FittedCurvature):
         leverage = Leverage(self.stream, self.bases, self.spectrum, ridge, meat_roots, self.rotations)
         return FittedSpectral.of(self.stream.accumulate(leverage, last=True), self.noise, [])
 
-    def solve(self, at: int, matrix: Tensor) -> Tensor:
-        """F_lam^-1 times something shaped as the matrix of block `at`."""
-        return self.bases[at].solve(self.spectrum.curvature[at].damped(self.ridge), matrix)
-
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), with this curvature for F."""
         size = math.hypot(*(float(step.norm()) for step in self.step))
@@ -235,13 +222,14 @@ class FittedSpectral(FittedCurvature):
         for at, (basis, rotation) in enumerate(zip(self.bases, self.rotations, strict=True)):
             found = {} if scale is None else {"ho": self.spectrum.noise[at].times(scale)}
             for sums in summed:
-                found.update(sums.moments(at))
+                found.update(zip(sums.names, sums.sums[at].finish(), strict=True))
             total = summed[0].sums[at].total  # of the sums that hold "hec3"
             found["jackknife"] = centred(basis, found["hec3"], total, n)
             names = (*found, "laplace")
             weights.append(self._weights(at, found))
             if rotation is not None:
-                own = {name: one for sums in summed for name, one in sums.rotated(at).items()}
+                pairs = (zip(sums.names, sums.sums[at].state["rotated"], strict=True) for sums in summed)
+                own = {name: one for some in pairs for name, one in some if name != "ho"}  # which keeps one basis
                 along = basis.to(torch.float64).into(total)[last(rotation.shape)]
                 own["jackknife"] = centre(own["hec3"], rotation.to(torch.float64).into(along), n)
                 by_position = {names.index(name): one for name, one in own.items()}
@@ -277,7 +265,8 @@ class FittedSpectral(FittedCurvature):
     def precondition(self, vectors: Tensor) -> Tensor:
         """The inverse of this curvature."""
         given = self.problem.selection.unflatten(vectors.double())
-        solved = [self.solve(at, basis.block.to_matrix(given)) for at, basis in enumerate(self.bases)]
+        pairs = zip(self.bases, self.spectrum.curvature, strict=True)
+        solved = [basis.solve(s.damped(self.ridge), basis.block.to_matrix(given)) for basis, s in pairs]
         return self.stream.flatten(solved, len(vectors)).to(vectors.dtype)
 
     def _preconditioned(self, inputs: Inputs) -> Iterator[tuple[slice, list[Directions]]]:
