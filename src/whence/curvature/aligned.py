@@ -146,6 +146,7 @@ class FittedDual(AlignedCurvature):
             q = roots.shape[2]
             right = torch.einsum("anj,njq->anq", kernel.reshape(n * k, n, k), roots).reshape(n, k, n * q)
             matrix = torch.einsum("nkp,nkb->npb", roots, right).reshape(n * q, n * q)
+            del right  # as large as the kernel
         matrix.diagonal().add_(ridge)
         factor, info = torch.linalg.cholesky_ex(matrix)
         pivots = factor.diagonal().abs()
