@@ -101,23 +101,20 @@ class Leverage(Accumulator):
         self.cotangents, self.count = gradients.identity(), problem.k
         self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         self.change = torch.zeros(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
-        selected = problem.selection.parameters
         self.step: list[Tensor] = []  # Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w) of each block
+        self.along: list[Tensor] = []  # the same in coordinates of the basis, where that spans all
+        self.inverse: list[Weights] = []
+        selected, precision = problem.selection.parameters, working_precision(problem)
         for basis, s, score in blocks:
+            damped = s.damped(ridge)
             weights = {name: selected[name].detach().double() for name in basis.block.parameters}
-            self.step.append(basis.solve(s.damped(ridge), score - ridge * basis.block.to_matrix(weights)))
+            step = basis.solve(damped, score - ridge * basis.block.to_matrix(weights))
+            self.step.append(step)
+            self.along.append((step if basis.outside else basis.to(step.dtype).into(step)).to(precision))
+            self.inverse.append(Weights.of(basis, [(1.0 / damped.inside, 1.0 / damped.outside)], 1, precision))
             problem.passes.trim_memory()
-        precision, damped = working_precision(problem), [s.damped(ridge) for s in spectrum.curvature]
-        self.inverse = [
-            Weights.of(basis, [(1.0 / one.inside, 1.0 / one.outside)], 1, precision)
-            for basis, one in zip(bases, damped, strict=True)
-        ]
-        self.along = [
-            (step if basis.outside else basis.to(step.dtype).into(step)).to(precision)
-            for step, basis in zip(self.step, bases, strict=True)
-        ]
         self.state = {"leverage_blocks": self.leverage_blocks, "change": self.change}
-        self.given = [*(one for weights in self.inverse for one in (weights.inside, weights.outside)), *self.along]
+        self.given = [*(part for one in self.inverse for part in (one.inside, one.outside)), *self.along]
         self.meats: MeatSums | None = None
         if meat_roots is not None:
             none = slice(0, 0)  # no examples say how many weights each will have
