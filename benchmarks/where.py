@@ -149,7 +149,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (rotation, "outside_of", "lengths outside"),
     (rotation, "total", "totals"),
     (rotation, "along", "totals"),
-    (rotation, "along_factors", "totals"),
+    (rotation, "inner_products", "totals"),
     (rotation, "scaled_grams", "squares"),
     *((owner, name, "squares") for owner in (rotation.Factored, rotation.Full) for name in ("squares", "grams")),
     *((owner, name, "totals") for owner in (rotation.Factored, rotation.Full) for name in ("total", "along")),
@@ -172,7 +172,7 @@ def watch_everything(clock: Clock) -> None:
     for name, stage in {"feature_curvature": "curvature", "leverages": "leverage", "whitened_meats": "meats"}.items():
         clock.watch(primal, name, stage=lambda *_, stage=stage, **__: stage)
     clock.watch(accumulate.LayerGradients, "_verified", stage=lambda *_, **__: "verification")
-    clock.watch(kronecker.KroneckerFactors, "_decomposed", stage=lambda *_, **__: "eigenvectors")
+    clock.watch(kronecker.KroneckerFactors, "eigenbases", stage=lambda *_, **__: "eigenvectors")
     clock.watch(fitting, "_inspect_first_batch", stage=lambda *_, **__: "first batch")
     clock.watch(fitting, "linearize", stage=lambda *_, **__: "outputs")
     clock.watch(fitting, "_with_trust", stage=lambda *_, **__: "trust")

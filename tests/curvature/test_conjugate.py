@@ -11,7 +11,7 @@ import oracles
 import whence
 from classification import PROBLEMS
 from doubles import fit
-from whence.curvature.iterative import conjugate_gradients
+from whence.curvature.aligned import conjugate_gradients
 
 RIDGE, OTHER = 0.5, 0.05
 EXACT = {"primal": whence.Exact(road="primal"), "dual": whence.Exact(road="dual")}

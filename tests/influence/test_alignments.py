@@ -11,7 +11,7 @@ import networks
 import oracles
 import whence
 from doubles import fit
-from whence.curvature.preconditioned import align
+from whence.curvature.spectral import align
 from whence.jacobian.gradients import Block, Kronecker, Whole
 
 RIDGE = 0.5

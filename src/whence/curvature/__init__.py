@@ -1,10 +1,10 @@
 """Curvatures: the bread of the sandwich."""
 
+from whence.curvature.aligned import conjugate_gradients
 from whence.curvature.base import FittedCurvature, Groups, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Structure
 from whence.curvature.core import Core, Sketch
 from whence.curvature.ekfac import EKFAC, KFAC, Diagonal
 from whence.curvature.exact import Auto, Exact
-from whence.curvature.iterative import conjugate_gradients
 
 __all__ = [
     "EKFAC",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -21,7 +21,7 @@ from whence.curvature.rotation import Basis, BasisView, formed_bytes, products_a
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import UncapturedParameterError
 from whence.jacobian.capture import Capture, examples_using
-from whence.jacobian.gradients import Block, Dense, Factor, Kronecker, Tangent
+from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import in_half
 from whence.linalg import gradients_not_finite
@@ -71,14 +71,8 @@ class Accumulator(ABC):
     bases: Sequence[Basis] | None = None  # of each block; `None` for gradients in the coordinates of the weights
     reads: int = 1  # how often `add` iterates over the gradients of a chunk
     every: int = 1  # of about so many examples one is enough: places among all come as slices with steps
-
-    @abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """The sums by name, zeros at first, which `add` changes in place."""
-
-    def given(self) -> list[Tensor]:
-        """What the sums depend on beside model, data and options."""
-        return []
+    state: dict[str, Tensor]  # the sums by name, zeros at first, which `add` changes in place
+    given: Sequence[Tensor] = ()  # what the sums depend on beside model, data and options
 
     @abstractmethod
     def add(self, where: slice, chunk: ChunkGradients) -> None:
@@ -124,22 +118,6 @@ class LayerSizes:
         """Whether examples are so small, and so few, that the overhead of calls outweighs the arithmetic."""
         each = self.example(cotangents)
         return each <= 4 * FEW_NUMBERS and examples * each <= FEW_BYTES
-
-
-def chunk_examples(
-    sizes: LayerSizes, cotangents: int, batch: int, device: torch.device, budget: Budget, in_use: float
-) -> int:
-    """How many examples of a batch make a chunk, where `in_use` bytes of the budget are taken beside the chunks."""
-    each = max(sizes.example(cotangents), 1.0)
-    usual = float(CHUNK_BYTES["cuda"])
-    if device.type != "cuda":
-        parts = CHUNKS_PER_SMALL_BATCH if sizes.small(batch, cotangents) else CHUNKS_PER_BATCH
-        usual = min(CHUNK_BYTES["cpu"], max(LEAST_BYTES, math.ceil(batch / parts) * each))
-    most = min(max(usual, LEAST_EXAMPLES * each), 4 * usual)
-    limit = budget.limit
-    free = max(UNFRAGMENTED * limit - in_use, LEAST_CHUNK_SHARE * limit) / CHUNK_WORKSPACE
-    by_workspace = WORKSPACE_SHARE * limit // max(cotangents * sizes.workspace, 1)
-    return max(1, int(min(min(most, CHUNK_SHARE * limit, free) // each, by_workspace)))
 
 
 def fits_in_cache(sizes: LayerSizes, cotangents: int, n: int, device: torch.device, budget: Budget) -> bool:
@@ -195,8 +173,14 @@ class LayerGradients:
             first = problem.batches.first()
             sequences = problem.sketch is not None and problem.sketch.dense
             few = take(first.inputs, slice(0, PROOF_SEQUENCES if sequences else PROOF_EXAMPLES))
-            if not problem.captures:
-                problem.captures.append(self._verified_on_training_data(few))
+            if not problem.captures:  # verified on the first examples, and on others that use what these do not
+                found = self._verified(few)
+                if found.without_uses:
+                    read = problem.read("parameters not used by the first batch")
+                    group = problem.passes.process_group
+                    more = examples_using(found.without_uses, found, read, group, problem.device)
+                    found = self._verified(few, more=more) if more else found
+                problem.captures.append(found)
             self.notes = list(problem.captures[0].notes)
             sizes = LayerSizes(problem.captures[0].blocks, *self._measure(few))
         self.sizes = sizes
@@ -210,7 +194,7 @@ class LayerGradients:
 
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
         """One pass over the training data; `last` says that no later pass of the fit reads these gradients."""
-        read = self._read(sums.label, sums.cotangents, sums.count, sums.state(), sums.given(), sums.every, last)
+        read = self._read(sums.label, sums.cotangents, sums.count, sums.state, sums.given, sums.every, last)
         for chunk in read:
             gradients = ChunkGradients(chunk.views(sums.bases, self.problem, sums.reads), sums.reads)
             sums.add(chunk.where, gradients)
@@ -266,12 +250,7 @@ class LayerGradients:
         size = self.problem.k if outputs is None else outputs
         return ConstantCotangents(torch.eye(size, dtype=self.problem.dtype, device=self.problem.device))
 
-    def curved(self) -> Cotangents:
-        """Every output in turn; of a sketch, the columns of the Hessian and not the residual."""
-        every = self.identity()
-        return every if self.problem.sketch is None else ConstantCotangents(every.rows[:-1])
-
-    def flatten(self, matrices: Sequence[Tensor], *lead: int) -> Tensor:
+    def flatten(self, matrices: Iterable[Tensor], *lead: int) -> Tensor:
         """(*lead, d) from matrices of the blocks."""
         tensors: dict[str, Tensor] = {}
         for block, matrix in zip(self.blocks, matrices, strict=True):
@@ -280,9 +259,18 @@ class LayerGradients:
 
     def chunk_size(self, cotangents: int, batch: int) -> int:
         """How many examples of a batch make a chunk for so many cotangents."""
-        if self.problem.chunk_size is not None:
-            return self.problem.chunk_size
-        return chunk_examples(self.sizes, cotangents, batch, self.problem.device, self.problem.budget, self.in_use)
+        problem, sizes, limit = self.problem, self.sizes, self.problem.budget.limit
+        if problem.chunk_size is not None:
+            return problem.chunk_size
+        each = max(sizes.example(cotangents), 1.0)
+        usual = float(CHUNK_BYTES["cuda"])
+        if problem.device.type != "cuda":
+            parts = CHUNKS_PER_SMALL_BATCH if sizes.small(batch, cotangents) else CHUNKS_PER_BATCH
+            usual = min(CHUNK_BYTES["cpu"], max(LEAST_BYTES, math.ceil(batch / parts) * each))
+        most = min(max(usual, LEAST_EXAMPLES * each), 4 * usual)
+        free = max(UNFRAGMENTED * limit - self.in_use, LEAST_CHUNK_SHARE * limit) / CHUNK_WORKSPACE
+        by_workspace = WORKSPACE_SHARE * limit // max(cotangents * sizes.workspace, 1)
+        return max(1, int(min(min(most, CHUNK_SHARE * limit, free) // each, by_workspace)))
 
     def capture(self, inputs: Inputs) -> Capture:
         """The capture, verified on these inputs if it was not yet."""
@@ -330,15 +318,6 @@ class LayerGradients:
         if rows is not None and found:
             self._cache = rows, found
 
-    def _verified_on_training_data(self, few: Inputs) -> Capture:
-        """The capture, verified on the first examples, and on others that use parameters which these do not."""
-        problem, found = self.problem, self._verified(few)
-        if not found.without_uses:
-            return found
-        read = problem.read("parameters not used by the first batch")
-        more = examples_using(found.without_uses, found, read, problem.passes.process_group, problem.device)
-        return self._verified(few, more=more) if more else found
-
     def _verified(self, few: Inputs, blocks: Sequence[Block] | None = None, more: Sequence[Inputs] = ()) -> Capture:
         problem = self.problem
         with rounded_products(False):  # sums of products are compared
@@ -358,15 +337,16 @@ class LayerGradients:
         captured = self.capture(few).run(few)
         ones = torch.ones(1, n, self.problem.k, dtype=captured.outputs.dtype, device=captured.outputs.device)
         activations = gradients = workspace = 0.0
+        on_gpu = self.problem.device.type == "cuda"
         for tangent in captured.tangents(ones, last=True):
-            if isinstance(tangent, Kronecker):
+            if isinstance(tangent, Kronecker):  # on a CPU unfolded, as chunks are to fit into its cache
                 workspace = max(workspace, formed_bytes(tangent, WORKSPACE_SHARE * self.problem.budget.limit))
-                activations += held_numbers(tangent.a, self.problem.device) / n
-                gradients += held_numbers(tangent.g, self.problem.device) / n
+                a, g = (one.numel if on_gpu else math.prod(one.shape) for one in (tangent.a, tangent.g))
+                activations, gradients = activations + a / n, gradients + g / n
             else:
                 parts = tangent.parts if isinstance(tangent, Dense) else (tangent.grads,)
                 gradients += sum(part.numel() for part in parts) / n
-        each = 2.0 if self.problem.gradients_are_half and self.problem.device.type == "cuda" else 4.0
+        each = 2.0 if self.problem.gradients_are_half and on_gpu else 4.0
         return each * activations, each * gradients, workspace
 
     def require_factors(self) -> None:
@@ -396,15 +376,10 @@ class LayerGradients:
         )
 
 
-def held_numbers(factor: Factor, device: torch.device) -> int:
-    """How many numbers a factor holds; on a CPU unfolded, as chunks are to fit into its cache."""
-    return factor.numel if device.type == "cuda" else math.prod(factor.shape)
-
-
 def working_precision(problem: Linearization) -> torch.dtype:
     """float64 for float64 models, float32 for all others."""
-    widest = max((p.dtype for p in problem.selection.parameters.values()), key=lambda d: torch.finfo(d).bits)
-    return torch.float64 if widest == torch.float64 else torch.float32
+    wide = any(one.dtype == torch.float64 for one in problem.selection.parameters.values())
+    return torch.float64 if wide else torch.float32
 
 
 def setting_aside(problem: Linearization, need: float, what: str, instead: str) -> Linearization:
@@ -570,25 +545,6 @@ class TrainingRows:
                 found[into] = transform(flat[into], rows[flat[into] - where.start]).to(found.dtype)
             yield members, found.reshape(len(members), -1, width)
 
-    def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
-        """Rows (m, k, r) of a batch, as many at once as fit: each block may cost a pass over the training rows."""
-        problem, k = self.problem, self.problem.output_count(inputs)
-        most = max(1, int(0.1 * problem.budget.limit) // (k * self.features.size * problem.outputs.element_size()))
-        pending: list[Tensor] = []
-        for _, rows in self.features.rows(inputs, k):
-            if pending and sum(map(len, pending)) + len(rows) > most:
-                yield torch.cat(pending)
-                pending = []
-            pending.append(rows)
-        yield torch.cat(pending)
-
-    def crossed(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield rows (m, k, r) of a batch, and their products with all training rows (m, k, n k)."""
-        for rows in self.blocks(inputs):
-            products = self.times(rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
-            step = max(1, int(0.1 * self.problem.budget.limit) // products[0].nbytes)
-            yield from zip(rows.split(step), products.split(step), strict=True)
-
     def kernel(self) -> tuple[Tensor, Tensor]:
         """K = J J^T (n k, n k), and J w (n, k). Rows that do not fit in memory are computed for each block of K."""
         problem, size, k = self.problem, self.problem.n * self.problem.k, self.problem.k
@@ -648,22 +604,22 @@ def kept_exactly(block: Block) -> bool:
     return block.numel <= LARGEST_EXACT
 
 
-def factor_bytes(blocks: Sequence[Block]) -> tuple[float, float]:
-    """Bytes of all Kronecker factors, in float64, and of the largest one."""
-    each = []
+def factor_sides(blocks: Iterable[Block]) -> list[tuple[int, int]]:
+    """(how many, side) of the square factors of all blocks."""
+    found = []
     for block in blocks:
         shape = block.matrix_shape
         if block.kind == "kronecker":
-            each += [shape[0] * side**2 for side in shape[1:] if side <= LARGEST_SIDE]
+            found += [(shape[0], side) for side in shape[1:] if side <= LARGEST_SIDE]
         elif block.kind == "rows" or kept_exactly(block):
-            each.append(shape[-1] ** 2)
-    return 8.0 * sum(each), 8.0 * max(each, default=0)
+            found.append((1, shape[-1]))
+    return found
 
 
 def decomposition_bytes(blocks: Sequence[Block]) -> float:
-    """All factors, the eigenvectors of those that are decomposed, and the workspace for the largest."""
-    total, largest = factor_bytes(blocks)
-    return 2.0 * total + 4.0 * largest
+    """All factors in float64, the eigenvectors of those that are decomposed, and the workspace for the largest."""
+    each = [8.0 * count * side**2 for count, side in factor_sides(blocks)]
+    return 2.0 * sum(each) + 4.0 * max(each, default=0.0)
 
 
 def sums_bytes(coordinates: float, size: int, itemsize: int) -> float:

@@ -181,9 +181,14 @@ class FittedCurvature(ABC):
     problem: Linearization  # the linearized training problem
     ridge: float  # lambda, on the sum scale
     leverage_blocks: Tensor  # (n, k, k) blocks J_i F_lam^-1 J_i^T of the training examples
-    degrees_of_freedom: float  # trace of the hat matrix, sum s / (s + lambda)
     notes: list[str]  # what was approximated or repaired, in words
     path: RidgePath | None = None  # the leave-one-out curve when the ridge was chosen by it
+
+    @property
+    def degrees_of_freedom(self) -> float:
+        """Trace of the hat matrix: sum_i trace of R_i^T Q_i R_i, from the leverage blocks Q (n, k, k)."""
+        roots, blocks = self.problem.hessian_roots, self.leverage_blocks
+        return float(blocks.diagonal(dim1=1, dim2=2).sum() if roots is None else (roots * (blocks @ roots)).sum())
 
     @abstractmethod
     def newton_step(self, with_direction: bool) -> NewtonStep:
@@ -216,11 +221,8 @@ class FittedCurvature(ABC):
 
     def to_dense(self) -> Tensor:
         """(d, d) the inverse curvature by which leverages, alignments and predictions are computed, as one matrix."""
-        return self.precondition(self._eye())
-
-    def _eye(self) -> Tensor:
         problem = self.problem
-        return torch.eye(problem.selection.size, dtype=problem.dtype, device=problem.device)
+        return self.precondition(torch.eye(problem.selection.size, dtype=problem.dtype, device=problem.device))
 
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedCurvature:
         """The same curvature with another ridge above zero, for less than a fit costs; `meat_roots` as of a fit."""
@@ -272,13 +274,6 @@ def times_hessian(vectors: Tensor, roots: Tensor | None, where: slice | Tensor =
     return torch.einsum("nkq,...nq->...nk", some, torch.einsum("nkq,...nk->...nq", some, vectors))
 
 
-def trace_of_hat(leverage_blocks: Tensor, roots: Tensor | None) -> float:
-    """Degrees of freedom: sum_i trace of R_i^T Q_i R_i, from leverage blocks Q (n, k, k)."""
-    if roots is None:
-        return float(leverage_blocks.diagonal(dim1=1, dim2=2).sum())
-    return float((roots * (leverage_blocks @ roots)).sum())
-
-
 def times_noise(root: Tensor | None, given: Tensor | None, noise: Tensor) -> float | None:
     """How many times the noise of a spectrum these weights of the examples are; `None` if they are not.
 
@@ -302,75 +297,6 @@ def singular(ridge: float, null: int, size: int, more: str = "") -> SingularCurv
         f"expected an invertible curvature, got at least {null} of {size} directions without information at "
         f"ridge={ridge:g}. Raise `ridge` (for example to n times the weight decay), or select fewer parameters.{more}"
     )
-
-
-class AlignedCurvature(FittedCurvature):
-    """A curvature whose predictions are sums over training examples of their alignments."""
-
-    @abstractmethod
-    def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield alignments a (m, k, n, k) with all training examples and J F_lam^-1 J^T (m, k, k), in order."""
-
-    @abstractmethod
-    def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
-        """Rows (m, k, d) of a batch, as many inputs at once as memory allows."""
-
-    @abstractmethod
-    def solve(self, vectors: Tensor) -> Tensor:
-        """F_lam^-1 v for vectors (q, d)."""
-
-    def alignments(self, inputs: Inputs) -> Alignments:
-        """All training examples at once."""
-        start = 0
-        for aligned, _ in self.aligned(inputs):
-            yield slice(start, start + len(aligned)), iter([(slice(0, self.problem.n), aligned)])
-            start += len(aligned)
-
-    def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
-        """Solve for the rows of the inputs, and multiply by those of the others."""
-        found, j = [], self.problem.output_count(others[0])
-        for rows in self.blocks(inputs):
-            solved = self.solve(rows.flatten(0, 1))
-            parts = [solved @ other.flatten(0, 1).T for batch in others for other in self.blocks(batch)]
-            found.append(torch.cat(parts, dim=1).reshape(*rows.shape[:2], -1, j))
-        return torch.cat(found)
-
-    def to_dense(self) -> Tensor:
-        """One solve for each weight."""
-        return self.solve(self._eye())
-
-    def sandwich(self, meats: Meats) -> AlignmentSandwich:
-        """Keep the weights: alignments are computed for each prediction."""
-        return AlignmentSandwich(self, meats)
-
-
-@dataclass(frozen=True)
-class AlignmentSandwich(Sandwich):
-    """Variances sum_i a_i W_i W_i^T a_i^T as sums over training examples."""
-
-    curvature: AlignedCurvature
-    meats: Meats
-
-    def predict(self, inputs: Inputs) -> Predicted:
-        """Alignments with every training example, or sums of them over groups, weighted and squared."""
-        problem, meats = self.curvature.problem, self.meats
-        with torch.no_grad():
-            outputs = problem.network(inputs).to(problem.dtype)
-        parts: dict[str, list[Tensor]] = {name: [] for name in (*meats.roots, "laplace", "shift")}
-        for alignments, laplace in self.curvature.aligned(inputs):
-            m, k, n, _ = alignments.shape
-            for name, root in meats.roots.items():
-                weighted = torch.einsum("mkni,niq->mknq", alignments, root.expand(n, -1, -1))
-                groups = meats.pooled(name)
-                if groups is not None:
-                    sums = weighted.new_zeros(m, k, groups.total, weighted.shape[3])
-                    weighted = sums.index_add_(2, groups.index, weighted)
-                flat = weighted.flatten(2)
-                parts[name].append(flat @ flat.transpose(1, 2))
-            parts["laplace"].append(laplace)
-            parts["shift"].append(torch.einsum("mkni,ni->mk", alignments, meats.total))
-        found = {name: torch.cat(chunks) for name, chunks in parts.items()}
-        return Predicted(outputs, found, found.pop("shift"))
 
 
 class AdditiveStructure(Structure):

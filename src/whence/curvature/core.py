@@ -65,7 +65,7 @@ class Core(FeatureStructure):
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
         stream = LayerGradients(problem)
         notes = list(stream.notes)
-        bases = stream.accumulate(KroneckerFactors(stream)).eigenbases(ridge or 0.0, self.tolerance, notes)
+        bases, _ = stream.accumulate(KroneckerFactors(stream)).eigenbases(ridge or 0.0, self.tolerance, notes)
         every = enough_examples(problem, stream.blocks, RANKED)
         spectrum = [s.inside for s in fit_spectrum(stream, bases, None, notes, every).curvature]
         chosen, share, r = self._choose(spectrum, problem, ridge)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from whence.curvature.accumulate import LayerGradients, decomposition_bytes, factor_bytes, kept_exactly, sums_bytes
+from whence.curvature.accumulate import LayerGradients, decomposition_bytes, factor_sides, sums_bytes
 from whence.curvature.base import LayerStructure, MeatRoots
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.kronecker import (
-    DiagonalMoments,
     KroneckerFactors,
     SpectrumSums,
+    TwoBasisSpectrumSums,
+    describe_rotations,
     fit_spectrum,
     noise_covariance,
 )
-from whence.curvature.rotation import Basis
+from whence.curvature.rotation import Basis, DiagonalMoments
 from whence.curvature.spectral import FittedSpectral, Leverage
-from whence.curvature.two_bases import TwoBasisSpectrumSums, describe_rotations
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
 from whence.runtime.execution import asks_back
@@ -71,7 +71,7 @@ class EKFAC(LayerStructure):
         if self.tolerance <= 0:  # the sums of all coordinates are known before the first pass
             gradients.require_sums([Basis(block) for block in gradients.blocks])
         with gradients.cached():
-            bases = gradients.accumulate(KroneckerFactors(gradients, whole=self.basis == "gradients")).eigenbases(
+            bases, _ = gradients.accumulate(KroneckerFactors(gradients, whole=self.basis == "gradients")).eigenbases(
                 lam, self.tolerance, notes
             )
             gradients.require_sums(bases)
@@ -113,7 +113,9 @@ class KFAC(LayerStructure):
         notes, noise = list(gradients.notes), noise_covariance(problem)
         gradients.require_sums([Basis(block) for block in gradients.blocks])
         with gradients.cached():
-            bases, products = gradients.accumulate(KroneckerFactors(gradients, every=1)).eigenpairs(notes)
+            bases, products = gradients.accumulate(KroneckerFactors(gradients, every=1)).eigenbases(
+                0.0, 0.0, notes, products=True
+            )
             measured = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
             curvature = [
                 moments if product is None else DiagonalMoments(product, 0.0)
@@ -192,14 +194,9 @@ def spectral_cost(
 
 def factor_cost(sizes: ProblemSizes) -> tuple[dict[str, float], dict[str, Work], float]:
     """Bytes and work of the Kronecker factors and of their eigendecomposition, and bytes of the eigenvectors."""
-    cubes = 0.0
-    for block in sizes.blocks:
-        shape = block.matrix_shape
-        if block.kind == "kronecker":
-            cubes += shape[0] * (float(shape[1]) ** 3 + float(shape[2]) ** 3)
-        elif block.kind == "rows" or kept_exactly(block):
-            cubes += float(shape[-1]) ** 3
-    total = factor_bytes(sizes.blocks)[0]
+    sides = factor_sides(sizes.blocks)
+    total = sum(8.0 * count * side**2 for count, side in sides)
+    cubes = sum(count * float(side) ** 3 for count, side in sides)
     stages = {"factors": total + sizes.layer_bytes, "eigenvectors": decomposition_bytes(sizes.blocks)}
     factors = Work(read=sizes.n, layers=sizes.n, working=sizes.n * sizes.rotations)
     return stages, {"factors": factors, "eigenvectors": Work(cubes=cubes)}, total * sizes.working / 8

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from whence.curvature.accumulate import setting_aside
+from whence.curvature.aligned import FittedDual, FittedIterative
 from whence.curvature.base import FittedCurvature, MeatRoots, Structure, singular
 from whence.curvature.core import Core
 from whence.curvature.cost import Cost, ProblemSizes, Work
-from whence.curvature.dual import FittedDual
-from whence.curvature.iterative import FittedIterative
 from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_stages, rows_in_cache
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
@@ -230,24 +229,17 @@ def dual_cost(sizes: ProblemSizes, name: str) -> Cost:
     blocks = 0.0 if kept else max(1.0, rows / (0.2 * sizes.limit))  # rows are read again for every block of the kernel
     again = 0.0 if kept else sizes.n / 100.0  # a pass for a hundred predictions or so
     read = sizes.n * (1.0 + blocks)
-    return Cost(
-        name,
-        stages={
-            "rows and kernel": max(assembling, held + sizes.row_bytes) + kernel,
-            "factor and leverages": held + (10.5 if sizes.q else 5.0) * kernel + sizes.example_bytes,
-        },
-        steps={
-            "rows": Work(read=read, rows=read),
-            "kernel": Work(algebra=2.0 * sizes.numbers**2 * sizes.d),
-            "algebra": Work(algebra=(8.0 if sizes.q else 3.0) * inner**3),
-        },
-        prediction=Work(
-            read=again,
-            rows=1.0 + again,
-            forward=1.0,
-            algebra=2.0 * sizes.k * sizes.numbers * (sizes.d + 2.0 * inner),
-        ),
-    )
+    stages = {
+        "rows and kernel": max(assembling, held + sizes.row_bytes) + kernel,
+        "factor and leverages": held + (10.5 if sizes.q else 5.0) * kernel + sizes.example_bytes,
+    }
+    steps = {
+        "rows": Work(read=read, rows=read),
+        "kernel": Work(algebra=2.0 * sizes.numbers**2 * sizes.d),
+        "algebra": Work(algebra=(8.0 if sizes.q else 3.0) * inner**3),
+    }
+    products = 2.0 * sizes.k * sizes.numbers * (sizes.d + 2.0 * inner)
+    return Cost(name, stages, steps, Work(read=again, rows=1.0 + again, forward=1.0, algebra=products))
 
 
 def matrix_free_cost(sizes: ProblemSizes, name: str) -> Cost:

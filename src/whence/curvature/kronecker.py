@@ -10,7 +10,7 @@ Axis letters: n examples, c cotangents, e groups, t positions, o layer outputs, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -30,6 +30,8 @@ from whence.curvature.rotation import (
     CHUNK_NUMBERS,
     Basis,
     BasisView,
+    DiagonalMoments,
+    Factored,
     combine,
     halved,
     outer,
@@ -38,6 +40,7 @@ from whence.curvature.rotation import (
     some_cotangents,
     total,
 )
+from whence.curvature.two_bases import last, leading, leading_part, rotate
 from whence.jacobian.gradients import (
     Block,
     Dense,
@@ -120,8 +123,8 @@ class Factors:
     """Sums of a a^T and g g^T of one block, in float64, so that small eigenvalues survive a million examples."""
 
     block: Block
-    inputs: Tensor | None  # (e, i, i) of a kronecker block, (p, p) of a dense one
-    outputs: Tensor | None  # (e, o, o) of a kronecker block, (1, d, d) of a row block
+    inputs: Tensor | None  # (e, i, i) of a kronecker block, (i, i) of others
+    outputs: Tensor | None  # (e, o, o) of a kronecker block
     # (2,) number of (example, position) pairs summed, counted by the weights of the examples; and of chunks whose
     # gradients were summed over positions first, and not counted position by position
     counts: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64, device="cpu"))
@@ -132,21 +135,16 @@ class Factors:
         return float(self.counts[0])
 
     @property
-    def cost(self) -> float:
-        """About the operations of its eigendecompositions: cubes of the sides."""
-        sides = [one.shape for one in (self.inputs, self.outputs) if one is not None]
-        return float(sum((shape[0] if len(shape) == 3 else 1) * shape[-1] ** 3 for shape in sides))
-
-    def state(self, name: str) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """What is summed up, by name."""
         found = {"inputs": self.inputs, "outputs": self.outputs, "counts": self.counts}
-        return {f"{name}.{key}": value for key, value in found.items() if value is not None}
+        return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
     def empty(cls, block: Block, device: torch.device, without_basis: int | None = None) -> Factors:
         """Zeros of the right sizes; large dense blocks and very long sides get no matrix.
 
-        Nor do the outputs of a layer that has `without_basis` of them, see `outputs_without_basis`.
+        Nor do the outputs of a layer that has `without_basis` of them.
         """
 
         def zeros(*shape: int) -> Tensor:
@@ -156,10 +154,8 @@ class Factors:
             e, o, i = block.matrix_shape
             below = zeros(e, i, i) if i <= LARGEST_SIDE else None
             return cls(block, below, zeros(e, o, o) if o <= LARGEST_SIDE and o != without_basis else None)
-        if block.kind == "rows":
-            d = block.matrix_shape[1]
-            return cls(block, None, zeros(1, d, d))
-        return cls(block, zeros(block.numel, block.numel) if kept_exactly(block) else None, None)
+        side = block.matrix_shape[-1]
+        return cls(block, zeros(side, side) if block.kind == "rows" or kept_exactly(block) else None, None)
 
     def add(self, tangent: Tangent, weights: Tensor | None = None, whole: bool = False, step: int = 1) -> None:
         """Add a chunk of the training set; gradients hold the roots of the examples' weights (n,) already.
@@ -167,19 +163,13 @@ class Factors:
         With `whole`, gradient matrices G are summed over positions first, and counted by G^T G and G G^T. The inputs of
         one of `step` examples stand for all.
         """
-        share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # of an example of the chunk
-        if isinstance(tangent, Dense):
+        if not isinstance(tangent, Kronecker):
+            values = tangent.values if isinstance(tangent, Dense) else tangent.aggregate().values
             if self.inputs is not None:
-                self.inputs += second_moment(raised(tangent.values).flatten(0, 1))
-        elif not isinstance(tangent, Kronecker):
-            assert self.outputs is not None
-            self.counts[0] += share * tangent.index.numel()
-            self.outputs += second_moment(raised(tangent.aggregate().values).flatten(0, 1)).unsqueeze(0)
-        else:
-            self.counts[0] += share * tangent.examples * tangent.positions
-            self._add_kronecker(tangent, weights, whole, step)
-
-    def _add_kronecker(self, tangent: Kronecker, weights: Tensor | None, whole: bool, step: int) -> None:
+                self.inputs += second_moment(raised(values).flatten(0, 1))
+            return
+        share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # of an example of the chunk
+        self.counts[0] += share * tangent.examples * tangent.positions
         if whole and self.inputs is not None and self.outputs is not None:
             below, above = whole_moments(raised(tangent.inputs()), raised(tangent.grads()))
             self.inputs += below
@@ -213,14 +203,6 @@ class Factors:
         return Basis(self.block, inputs, outputs), spectrum
 
 
-def outputs_without_basis(problem: Linearization) -> int | None:
-    """The number of the network's own outputs if a layer with so many has no basis there, as these are too many.
-
-    A factor costs their square, where a fit looks at a few mixtures to cost no more than those.
-    """
-    return problem.width if problem.sketch is not None and problem.width > LARGEST_CLASSES else None
-
-
 class KroneckerFactors(Accumulator):
     """Pass 1: the Kronecker factors A and B of every layer, and exact blocks of small parameters without layers.
 
@@ -239,15 +221,15 @@ class KroneckerFactors(Accumulator):
         self.sampled = samples_outputs(problem, gradients.blocks, whole)
         self.every = enough_examples(problem, gradients.blocks) if every is None else every
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # examples that were counted
-        self.cotangents = one_output_each(problem) if self.sampled else gradients.curved()
-        self.count = 1 if self.sampled else problem.k - (problem.sketch is not None)
-        without = outputs_without_basis(problem)
+        self.count = 1 if self.sampled else problem.k - (problem.sketch is not None)  # the last one is the residual
+        self.cotangents = (
+            one_output_each(problem) if self.sampled else ConstantCotangents(gradients.identity().rows[: self.count])
+        )
+        # Many outputs of the network have no basis: a factor costs their square, and a fit that looks at a few mixtures
+        # of them is to cost no more than those.
+        without = problem.width if problem.sketch is not None and problem.width > LARGEST_CLASSES else None
         self.factors = [Factors.empty(block, problem.device, without) for block in self.blocks]
-
-    def state(self) -> dict[str, Tensor]:
-        """A and B of every layer."""
-        found = {name: one for at, each in enumerate(self.factors) for name, one in each.state(str(at)).items()}
-        return {"seen": self.seen, **found}
+        self.state = {"seen": self.seen, **numbered([one.state for one in self.factors])}
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add a a^T and g g^T."""
@@ -266,28 +248,22 @@ class KroneckerFactors(Accumulator):
         rows = self.problem.n // self.every * tangent.positions
         return max(1, min(MOST_STEPS, rows // (EXAMPLES_PER_SIDE * tangent.block.matrix_shape[2])))
 
-    def eigenbases(self, ridge: float, tolerance: float, notes: list[str]) -> list[Basis]:
-        """The leading directions of each block's Kronecker eigenbasis.
+    def eigenbases(
+        self, ridge: float, tolerance: float, notes: list[str], products: bool = False
+    ) -> tuple[list[Basis], list[Tensor | None]]:
+        """The leading directions of each block's Kronecker eigenbasis, and on request KFAC's eigenvalues there.
 
-        Outside of them lies at most `tolerance` of the homoscedastic variance at this ridge.
+        Outside of them lies at most `tolerance` of the homoscedastic variance at this ridge. KFAC's eigenvalues are the
+        products of those of A and B.
         """
-        return [basis for basis, _ in self._decomposed(ridge, tolerance, notes, products=False)]
-
-    def eigenpairs(self, notes: list[str]) -> tuple[list[Basis], list[Tensor | None]]:
-        """Each block's Kronecker eigenbasis, and KFAC's eigenvalues in it, products of those of A and B."""
-        found = self._decomposed(0.0, 0.0, notes, products=True)
-        return [basis for basis, _ in found], [products for _, products in found]
-
-    def _decomposed(self, ridge: float, tolerance: float, notes: list[str], products: bool) -> list[Eigenbasis]:
         problem, precision = self.problem, working_precision(self.problem)
-
         scale = problem.n / float(self.seen)
 
         def decomposed(at: int, notes: list[str]) -> Eigenbasis:
             positions = scale * self.factors[at].positions / problem.total_weight
             basis, values = self.factors[at].basis(notes)
             values = None if values is None else scale * values
-            basis, values = truncate(basis, values, positions, problem.k, ridge, tolerance)
+            basis = truncate(basis, values, positions, problem.k, ridge, tolerance)
             problem.passes.trim_memory()
             return basis.to(precision), values if products else None
 
@@ -303,13 +279,12 @@ class KroneckerFactors(Accumulator):
                 f"eigenvalues kept one by one for {kept} of {size} directions; outside, at most "
                 f"{tolerance:g} of the homoscedastic variance, their mean serves"
             )
-        return found
+        return [basis for basis, _ in found], [values for _, values in found]
 
 
 def samples_outputs(problem: Linearization, blocks: Sequence[Block], whole: bool) -> bool:
     """Whether the basis is found from one output of each example: never where whole gradients are counted."""
-    many = max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * longest_side(blocks))
-    return problem.n >= many and problem.k > 1 and not whole
+    return problem.n >= many_examples(blocks) and problem.k > 1 and not whole
 
 
 def enough_examples(problem: Linearization, blocks: Sequence[Block], examples: int = 1) -> int:
@@ -317,15 +292,14 @@ def enough_examples(problem: Linearization, blocks: Sequence[Block], examples: i
 
     So many `examples` are left at least.
     """
-    many = max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * longest_side(blocks))
     counted = problem.n if problem.sketch is None else problem.sketch.counted
-    return max(1, min(counted // many, problem.n // examples))
+    return max(1, min(counted // many_examples(blocks), problem.n // examples))
 
 
-def longest_side(blocks: Sequence[Block]) -> int:
-    """The largest number of outputs of a layer that has a basis there."""
+def many_examples(blocks: Sequence[Block]) -> int:
+    """So many examples say enough about a basis, by the largest number of outputs of a layer that has a basis there."""
     sides = (block.matrix_shape[1] for block in blocks if block.kind != "dense")
-    return max((side for side in sides if side <= LARGEST_SIDE), default=0)
+    return max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * max((side for side in sides if side <= LARGEST_SIDE), default=0))
 
 
 def one_output_each(problem: Linearization) -> Cotangents:
@@ -370,34 +344,32 @@ INPUTS_PER_POSITION = 12  # of a layer with fewer, squared lengths would cost a 
 
 def truncate(
     basis: Basis, spectrum: Tensor | None, positions: float, cotangents: int, ridge: float, tolerance: float
-) -> tuple[Basis, Tensor | None]:
+) -> Basis:
     """Keep the output and input directions that carry all but `tolerance` of the homoscedastic variance.
 
     That is sum s^2 / (s + lambda)^2, the mean of Ho over the training set, for the estimated eigenvalues s: KFAC's
     (e, o, i), or those of a dense block (p,). With many positions, squared lengths cost more than a truncation saves.
     """
     if spectrum is None or tolerance <= 0 or ridge <= 0:
-        return basis, spectrum
+        return basis
     if float(spectrum.max()) > LARGEST_RATIO * ridge and not products_are_rounded(spectrum.device):
-        return basis, spectrum
+        return basis
     if basis.block.kind == "dense":
         leading = _largest((spectrum / (spectrum + ridge)).square(), tolerance)
         assert basis.inputs is not None
-        if len(leading) > LARGEST_SHARE * len(spectrum):
-            return basis, spectrum
-        return Basis(basis.block, basis.inputs[:, leading].contiguous()), spectrum[leading]
+        few = len(leading) <= LARGEST_SHARE * len(spectrum)
+        return Basis(basis.block, basis.inputs[:, leading].contiguous()) if few else basis
     if len(spectrum) != 1:  # groups have leading directions of their own
-        return basis, spectrum
+        return basis
     if spectrum.is_cuda and positions > 1 and INPUTS_PER_POSITION * positions > spectrum.shape[2]:
-        return basis, spectrum
+        return basis
     weight = (spectrum[0] / (spectrum[0] + ridge)).square()
     rows = _largest(weight.sum(1), tolerance / 2)
     columns = _largest(weight.sum(0), tolerance / 2)
-    if len(rows) * len(columns) > LARGEST_SHARE * weight.numel():
-        return basis, spectrum
-    if not (spectrum.is_cuda or _saves(weight.shape, (len(rows), len(columns)), positions, cotangents)):
-        return basis, spectrum
-    return basis.select(rows, columns), spectrum[:, rows][:, :, columns]
+    few = len(rows) * len(columns) <= LARGEST_SHARE * weight.numel()
+    if few and (spectrum.is_cuda or _saves(weight.shape, (len(rows), len(columns)), positions, cotangents)):
+        return basis.select(rows, columns)
+    return basis
 
 
 def _saves(shape: Sequence[int], kept: tuple[int, int], t: float, c: int) -> bool:
@@ -426,17 +398,16 @@ Eigenbasis = tuple[Basis, Tensor | None]
 
 
 def decompose(
-    factors: Sequence[Factors],
-    make: Callable[[int, list[str]], Eigenbasis],
-    problem: Linearization,
-    notes: list[str],
+    factors: Sequence[Factors], make: Callable[[int, list[str]], Eigenbasis], problem: Linearization, notes: list[str]
 ) -> list[Eigenbasis]:
     """The bases of all blocks, made one after the other; each by one process, where there are several."""
     process_group, device = problem.passes.process_group, problem.device
     if process_group.alone:
         every_block = problem.progress.track(range(len(factors)), "eigenvectors, layer", len(factors))
         return [make(at, notes) for at in every_block]
-    owners = assign_by_cost([one.cost for one in factors], process_group.size)
+    sides = ([side for side in (one.inputs, one.outputs) if side is not None] for one in factors)
+    cubes = [float(sum(side.numel() * side.shape[-1] for side in some)) for some in sides]  # about the operations
+    owners = assign_by_cost(cubes, process_group.size)
     own: list[str] = []
     mine = {at: make(at, own) for at, owner in enumerate(owners) if owner == process_group.rank}
     specs = {
@@ -462,18 +433,6 @@ def decompose(
 
 
 @dataclass(frozen=True)
-class DiagonalMoments:
-    """The diagonal of a second moment of a block's gradients in its basis."""
-
-    inside: Tensor  # sums of squares of each coordinate, float64
-    outside: float  # mean over the directions that the basis does not span; zero if it spans all
-
-    def times(self, factor: float) -> DiagonalMoments:
-        """All of them times a factor."""
-        return DiagonalMoments(factor * self.inside, factor * self.outside)
-
-
-@dataclass(frozen=True)
 class Spectrum:
     """Second moments of the training gradients in a basis, one entry a block."""
 
@@ -486,20 +445,21 @@ class MomentSums:
     """Sums of weighted squares of one block in its basis for `count` sets of weights, and of its weighted gradients.
 
     Where the basis spans all, `rotates` says that the gradients are summed in it, too. `None` is for squares alone.
+    With the rotation to a basis of the meats' own, the squares in that are summed as well.
     """
 
-    def __init__(self, basis: Basis, count: int, device: torch.device, rotates: bool | None = True) -> None:
-        self.basis = basis
+    def __init__(
+        self, basis: Basis, count: int, device: torch.device, rotates: bool | None = True, rotation: Basis | None = None
+    ) -> None:
+        self.basis, self.rotation = basis, rotation
         self.rounded = products_are_rounded(device)
-        self.inside = torch.zeros(count, *basis.shape, dtype=torch.float64, device=device)
-        self.length = torch.zeros(count, dtype=torch.float64, device=device)
         self._rotates = bool(rotates) and not basis.outside
         shape = (0,) if rotates is None else basis.shape if self._rotates else basis.block.matrix_shape
-        self._total = torch.zeros(shape, dtype=torch.float64, device=device)
-
-    def state(self, name: str) -> dict[str, Tensor]:
-        """What is summed up, by name."""
-        return {f"{name}.inside": self.inside, f"{name}.length": self.length, f"{name}.total": self._total}
+        shapes = {"inside": (count, *basis.shape), "length": (count,), "total": shape}
+        if rotation is not None:
+            shapes["rotated"] = (count, *rotation.shape)
+        self.state = {name: torch.zeros(one, dtype=torch.float64, device=device) for name, one in shapes.items()}
+        self.inside, self.length, self._total = (self.state[name] for name in ("inside", "length", "total"))
 
     @property
     def total(self) -> Tensor:
@@ -520,36 +480,29 @@ class MomentSums:
 
         The c cotangents are those of the view, or mixtures (n, k, c) of the k cotangents in it.
         """
-        if mixing is not None and mixing.shape[1] == 1:
-            scaled = None if summed is None else (mixing[:, 0] * summed).sum(1, True)
-            self._add_multiples(view, mixing[:, 0].double().square() @ squared.T, scaled)
-            return
+        each = squared.double().unsqueeze(1)  # (count, n or 1, c)
+        if mixing is not None and mixing.shape[1] == 1:  # multiples of one cotangent need not be formed
+            each = (squared.double() @ mixing[:, 0].double().square().T).unsqueeze(2)
+            summed = None if summed is None else (mixing[:, 0] * summed).sum(1, True)
+            mixing = None
         for part, rotated in view.chunks() if mixing is None else view.mixed(mixing):
-            self.inside += rotated.squares(squared.to(rotated.dtype))
+            weights = (each if each.shape[1] == 1 else each[:, part]).to(rotated.dtype)
+            self.inside += rotated.squares(weights)
+            if self.rotation is not None:
+                self.state["rotated"] += rotate(rotated, self.rotation).squares(weights)
             if view.complete and summed is not None:
                 self._total += rotated.total(summed[part].to(rotated.dtype))
         if view.complete:
             return
         if mixing is None:
-            lengths, given = view.lengths().double(), summed
+            lengths = view.lengths().double()
         else:
             wide = mixing.double()
             lengths = (wide * (view.energy().double() @ wide)).sum(1)
-            given = None if summed is None else (mixing @ summed.to(mixing.dtype).unsqueeze(2)).squeeze(2)
-        self.length += squared.double() @ lengths.sum(0)
-        if given is not None:
-            self._total += view.total(given)
-
-    def _add_multiples(self, view: BasisView, squared: Tensor, summed: Tensor | None) -> None:
-        """The same for multiples of a single cotangent: weights (n, count) of its squares, and (n, 1) in the total."""
-        for part, rotated in view.chunks():
-            self.inside += rotated.weighted_squares(squared[part].to(rotated.dtype))
-            if view.complete and summed is not None:
-                self._total += rotated.total(summed[part].to(rotated.dtype))
-        if not view.complete:
-            self.length += squared.T @ view.lengths().double().squeeze(1)
-            if summed is not None:
-                self._total += view.total(summed)
+            summed = None if summed is None else (mixing @ summed.to(mixing.dtype).unsqueeze(2)).squeeze(2)
+        self.length += (each * lengths).sum((1, 2))
+        if summed is not None:
+            self._total += total(view.tangent, summed)
 
     def finish(self) -> list[DiagonalMoments]:
         """The sums, one for each set of weights."""
@@ -560,9 +513,9 @@ class MomentSums:
         return found
 
 
-def states(sums: Sequence[MomentSums]) -> dict[str, Tensor]:
-    """The tensors of all blocks' sums, by name."""
-    return {name: tensor for at, one in enumerate(sums) for name, tensor in one.state(str(at)).items()}
+def numbered(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The sums of all blocks in one, with the number of the block before the name."""
+    return {f"{at}.{name}": tensor for at, state in enumerate(states) for name, tensor in state.items()}
 
 
 class SpectrumSums(Accumulator):
@@ -580,7 +533,6 @@ class SpectrumSums(Accumulator):
         self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None = None, every: int = 1
     ) -> None:
         problem, self.every = gradients.problem, every
-        self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # examples that were counted
         self.problem, self.bases, self.count, self.noise = problem, bases, problem.k, noise
         self.frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
         self.weights = torch.ones(1, problem.k, dtype=problem.dtype, device=problem.device)
@@ -597,15 +549,14 @@ class SpectrumSums(Accumulator):
             problem.passes.process_group.broadcast([sizes, self.frame], 0, "eigenvalues")
             self.weights = torch.cat([self.weights, sizes.clamp_min(0.0).unsqueeze(0)])
         self.cotangents = ConstantCotangents(self.frame.T)
-        self.sums = [MomentSums(basis, len(self.weights), problem.device, not self.sketched) for basis in bases]
+        self._begin(rotates=not self.sketched)
 
-    def state(self) -> dict[str, Tensor]:
-        """Squares and scores of every block."""
-        return {"seen": self.seen, **states(self.sums)}
-
-    def given(self) -> list[Tensor]:
-        """The cotangents, their weights, and the bases."""
-        return [self.frame, self.weights, *(one for basis in self.bases for one in basis.tensors)]
+    def _begin(self, rotates: bool | None) -> None:
+        """Zeros for each row of the weights."""
+        self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # examples that were counted
+        self.sums = [MomentSums(basis, len(self.weights), self.problem.device, rotates) for basis in self.bases]
+        self.state = {"seen": self.seen, **numbered([one.state for one in self.sums])}
+        self.given = [self.frame, self.weights, *(one for basis in self.bases for one in basis.tensors)]
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add squares in the basis, and J_i^T r_i."""
@@ -619,7 +570,8 @@ class SpectrumSums(Accumulator):
             curved = view
             if self.sketched and self.count > columns:
                 self.sums[at].add_total(view, columns, len(residuals))
-                curved = view.of(slice(0, columns))
+                some = some_cotangents(view.tangent, slice(0, columns))
+                curved = BasisView(some, view.basis, view.rounded, coarse=view.coarse)
             self.sums[at].add(curved, self.weights, None if self.noise is None else summed, mixing)
             self.add_view(at, view, residuals)
 
@@ -651,7 +603,6 @@ class SampledSpectrumSums(SpectrumSums):
     ) -> None:
         problem, self.every = gradients.problem, every
         self.problem, self.bases, self.mixtures = problem, bases, mixtures
-        self.seen = torch.zeros((), dtype=torch.float64, device="cpu")
         roots, self.noise = problem.hessian_roots, noise
         self.signs = balanced_signs(problem.k if roots is None else roots.shape[2]).to(problem.residuals)
         draw = torch.Generator("cpu").manual_seed(0)
@@ -664,7 +615,7 @@ class SampledSpectrumSums(SpectrumSums):
             sets = torch.stack([torch.ones_like(size), size])
         self.weights = (torch.diag(sets.double()) / mixtures).repeat_interleave(mixtures, 1)
         self.count, self.cotangents = self.weights.shape[1], self._mixed
-        self.sums = [MomentSums(basis, len(sets), problem.device, rotates=None) for basis in bases]
+        self._begin(rotates=None)
 
     def _mixed(self, where: slice, n: int) -> Tensor:
         """(c, n, k) mixtures of some examples' outputs, and the same times the noise's root."""
@@ -681,6 +632,75 @@ class SampledSpectrumSums(SpectrumSums):
             sums.add(view, self.weights, None)
 
 
+class TwoBasisSpectrumSums(SpectrumSums):
+    """Pass 2, and sums of G^T G and G G^T of residual-weighted gradients G among the leading directions of each block.
+
+    Their eigenvectors are the meats' own bases. A block that keeps one basis has `None` for its leading directions.
+    """
+
+    def __init__(
+        self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor, directions: int | None
+    ) -> None:
+        super().__init__(gradients, bases, noise)
+        self.leading = [leading(basis, directions) for basis in bases]
+        self.factors = [  # of inputs, and of outputs where there are two sides
+            [
+                torch.zeros(*one.shape[:-2], *2 * one.shape[-1:], dtype=torch.float64, device=one.device)
+                for one in (() if basis is None else basis.tensors)
+            ]
+            for basis in self.leading
+        ]
+        meats = [{str(side): one for side, one in enumerate(each)} for each in self.factors]
+        self.state |= {f"meat.{name}": one for name, one in numbered(meats).items()}
+
+    def add_view(self, at: int, view: BasisView, residuals: Tensor) -> None:
+        """Add the second moments of J_i^T r_i."""
+        basis, sums = self.leading[at], self.factors[at]
+        for _, rotated in view.mixed(residuals.unsqueeze(2)) if basis is not None else ():
+            assert basis is not None
+            part = leading_part(rotated, basis.shape)
+            if isinstance(part, Factored):
+                found = whole_moments(part.a.unsqueeze(2), part.g.unsqueeze(3))
+            else:
+                rows = part.matrices().flatten(0, 1)
+                found = matrix_moments(part.matrices()) if len(sums) == 2 else (rows.T @ rows, rows)
+            for into, one in zip(sums, found, strict=False):
+                into += one
+
+    def rotations(self, notes: list[str]) -> list[Basis | None]:
+        """From the curvature's basis of each block to that of the meats."""
+        found: list[Basis | None] = []
+        for basis, sums in zip(self.leading, self.factors, strict=True):
+            if basis is None:
+                found.append(None)
+                continue
+            sides = [
+                eigenvectors(one, f"the {side} factor of the meat of {basis.block.name}", notes)[1].to(like)
+                for side, one, like in zip(("input", "output"), sums, basis.tensors, strict=False)
+            ]
+            found.append(Basis(basis.block, *sides))
+        parts = [one for rotation in found if rotation is not None for one in rotation.tensors]
+        self.problem.passes.process_group.broadcast(parts, 0, "the eigenvectors of the meats")  # for the same signs
+        return found
+
+
+def describe_rotations(
+    bases: Sequence[Basis], rotations: Sequence[Basis | None], spectrum: Spectrum, ridge: float
+) -> str:
+    """In words: how much of the variance the meats' own bases hold."""
+    inside = whole = 0.0
+    for rotation, basis, one in zip(rotations, bases, spectrum.curvature, strict=True):
+        damped = one.damped(ridge)
+        weight = (one.inside / damped.inside).square()
+        whole += float(weight.sum()) + basis.outside * (one.outside / damped.outside) ** 2
+        inside += float(weight[last(rotation.shape)].sum()) if rotation is not None else 0.0
+    return (
+        "meats in a basis of their own where "
+        f"{100 * inside / max(whole, torch.finfo(torch.float64).tiny):.1f} % of the homoscedastic variance lies, "
+        "in the curvature's elsewhere"
+    )
+
+
 class Score(Accumulator):
     """A pass for sum_i J_i^T r_i, shaped as the matrix of each block: one backward pass from the residuals."""
 
@@ -694,15 +714,12 @@ class Score(Accumulator):
             torch.zeros(block.matrix_shape, dtype=torch.float64, device=self.problem.device)
             for block in gradients.blocks
         ]
+        self.state = {str(at): one for at, one in enumerate(self.sums)}
 
     def _unit(self, where: slice, n: int) -> Tensor:
         """(1, n, k) residuals of length one, as half precision has no room for small numbers."""
         residuals = self.problem.residuals[where]
         return (residuals / lengths_of(residuals)).unsqueeze(0)
-
-    def state(self) -> dict[str, Tensor]:
-        """The score of every block."""
-        return {str(at): one for at, one in enumerate(self.sums)}
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add J_i^T r_i."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from whence.curvature.accumulate import CACHE_SHARE, Cotangents, setting_aside
-from whence.curvature.base import FeatureStructure, MeatRoots, Meats, Predicted, Structure, singular, trace_of_hat
+from whence.curvature.base import FeatureStructure, MeatRoots, Meats, Predicted, Structure, singular
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.exact import Auto, Exact
 from whence.curvature.primal import (
@@ -168,7 +168,7 @@ class FittedLeaves(FittedPrimal):
         diagonal = blocks.diagonal(dim1=1, dim2=2)
         most = whole / (self.ridge + curved * whole)
         diagonal.copy_(torch.maximum(diagonal, torch.minimum(diagonal + share, most)))
-        return replace(self, leverage_blocks=blocks, degrees_of_freedom=trace_of_hat(blocks, roots))
+        return replace(self, leverage_blocks=blocks)
 
     def sandwich(self, meats: Meats) -> LeafSandwich:
         """Meats in whitened coordinates."""
@@ -266,22 +266,15 @@ class LeafCore(FeatureStructure):
         kept = rows_in_cache(float(sizes.numbers) * r * sizes.item, sizes.limit - primal_bytes(r))
         rows, basis = (4.0 * sizes.numbers * r if kept else 0.0), 8.0 * sizes.d * r
         algebra = algebra_stages(sizes, r, rows, 3.0 * min(ROW_BYTES, 4.0 * sizes.numbers * r))
-        return Cost(
-            self.name,
-            stages={
-                "directions": 50.0 * sample * sizes.entries + sizes.d * (LEAF_BYTES * r + 32.0 * SUMS),
-                **{stage: basis + size for stage, size in algebra.items()},
-            },
-            steps={
-                "directions": Work(
-                    algebra=(2 * ITERATIONS + 2) * sample * gather + 12.0 * (ITERATIONS + 1) * sizes.d * square,
-                    cubes=float(r) ** 3,
-                ),
-                "rows": Work(read=sizes.n, algebra=sizes.n * gather * (1.0 if kept else 4.0)),
-                "algebra": Work(algebra=algebra_operations(sizes, r)),
-            },
-            prediction=Work(forward=1.0, algebra=2.0 * gather + 16.0 * sizes.k * square),
-        )
+        search = (2 * ITERATIONS + 2) * sample * gather + 12.0 * (ITERATIONS + 1) * sizes.d * square
+        stages = {"directions": 50.0 * sample * sizes.entries + sizes.d * (LEAF_BYTES * r + 32.0 * SUMS)}
+        stages |= {stage: basis + size for stage, size in algebra.items()}
+        steps = {
+            "directions": Work(algebra=search, cubes=float(r) ** 3),
+            "rows": Work(read=sizes.n, algebra=sizes.n * gather * (1.0 if kept else 4.0)),
+            "algebra": Work(algebra=algebra_operations(sizes, r)),
+        }
+        return Cost(self.name, stages, steps, Work(forward=1.0, algebra=2.0 * gather + 16.0 * sizes.k * square))
 
 
 def leading_directions(problem: Linearization, model: LeafSum, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -291,75 +284,59 @@ def leading_directions(problem: Linearization, model: LeafSum, count: int, seed:
     (leaves, 2 s) random sums of what the rows have outside, whose products with themselves have the mean F, and F times
     these sums.
     """
-    rows = SampledLeaves.of(problem, model)
+    forth, back, step = sampled_leaves(problem, model)
     extra = min(len(model.scale), count + max(8, count // 16))
     generator = torch.Generator("cpu").manual_seed(seed)
     found = torch.randn(len(model.scale), extra, generator=generator, device="cpu").to(problem.device)
     for _ in range(ITERATIONS):
-        found = torch.linalg.qr(rows.back(rows.forth(found))).Q.contiguous()
-    moved = rows.forth(found).double()
+        found = torch.linalg.qr(back.times(forth.times(found))).Q.contiguous()
+    moved = forth.times(found).double()
     order = torch.linalg.eigh(moved.T @ moved).eigenvectors.flip(1)[:, :count]
     vectors: Tensor = torch.linalg.qr(found.double() @ order).Q.contiguous()
-    signs = torch.randint(0, 2, (len(rows.row_starts), SUMS), generator=generator, device="cpu").to(found) * 2.0 - 1.0
-    sums = rows.back(signs).double() * (rows.step / SUMS) ** 0.5
+    signs = torch.randint(0, 2, (len(forth.starts), SUMS), generator=generator, device="cpu").to(found) * 2.0 - 1.0
+    sums = back.times(signs).double() * (step / SUMS) ** 0.5
     sums -= vectors @ (vectors.T @ sums)
-    moved = rows.step * rows.back(rows.forth(sums.float())).double()
+    moved = step * back.times(forth.times(sums.float())).double()
     return vectors, torch.cat([sums, moved - vectors @ (vectors.T @ moved)], 1)
 
 
 @dataclass(frozen=True)
-class SampledLeaves:
-    """The leaf matrix of some training rows, times roots of their curvature, by rows and by leaves.
+class Bags:
+    """A sparse matrix, row by row."""
 
-    A row of the matrix is an output of a training row; where leaves add to all outputs, a training row.
+    columns: Tensor  # (entries,) of each entry
+    starts: Tensor  # (rows,) where the entries of each row begin
+    values: Tensor  # (entries,)
+
+    def times(self, dense: Tensor) -> Tensor:
+        """The matrix times a dense one."""
+        return F.embedding_bag(self.columns, dense, self.starts, mode="sum", per_sample_weights=self.values)
+
+
+def sampled_leaves(problem: Linearization, model: LeafSum) -> tuple[Bags, Bags, int]:
+    """The leaf matrix of some training rows, times roots of their curvature; its transpose; and one row in how many.
+
+    A row of the matrix is an output of a training row; where leaves add to all outputs, a training row. Training rows
+    are evenly spaced: fewer, where there are several outputs.
     """
-
-    leaf: Tensor  # (entries,) of each entry, row by row
-    row: Tensor  # (entries,) the same entries leaf by leaf
-    row_starts: Tensor  # (rows,) where the entries of each row begin
-    leaf_starts: Tensor  # (leaves,) where the entries of each leaf begin
-    by_row: Tensor  # (entries,) values of the entries, row by row
-    by_leaf: Tensor  # (entries,) leaf by leaf
-    step: int  # one training row in so many is here
-
-    @classmethod
-    def of(cls, problem: Linearization, model: LeafSum) -> SampledLeaves:
-        """Evenly spaced training rows: fewer, where there are several outputs."""
-        k = 1 if model.outputs is None else len(model.base)
-        step = max(1, -(-problem.n * k // SAMPLE))
-        read = problem.read("leaves")
-        leaves = torch.cat([batch.inputs["leaves"][-batch.start % step :: step] for batch in read]).long()
-        trees = leaves.shape[1]
-        roots = problem.hessian_roots
-        curved = model.scale.new_ones(len(leaves), len(model.base))
-        curved = curved if roots is None else roots[::step].square().sum(2)
-        output = torch.zeros(trees, dtype=torch.int64, device=leaves.device)
-        if model.outputs is None:
-            curved = curved.mean(1, keepdim=True)
-        else:
-            output, order = model.outputs.sort(stable=True)
-            leaves = leaves[:, order]
-        values = (curved[:, output].sqrt() / model.scale[leaves]).float().flatten()
-        rows = (k * torch.arange(len(leaves), device=leaves.device).unsqueeze(1) + output).flatten()
-        leaf = leaves.flatten()
-        by_leaf = leaf.argsort(stable=True)
-        return cls(
-            leaf.int(),
-            rows[by_leaf].int(),
-            _starts(rows, k * len(leaves)),
-            _starts(leaf, len(model.scale)),
-            values,
-            values[by_leaf],
-            step,
-        )
-
-    def forth(self, columns: Tensor) -> Tensor:
-        """The matrix (rows, leaves) times columns (leaves, r)."""
-        return F.embedding_bag(self.leaf, columns, self.row_starts, mode="sum", per_sample_weights=self.by_row)
-
-    def back(self, columns: Tensor) -> Tensor:
-        """The transposed matrix times columns (rows, r)."""
-        return F.embedding_bag(self.row, columns, self.leaf_starts, mode="sum", per_sample_weights=self.by_leaf)
+    k = 1 if model.outputs is None else len(model.base)
+    step = max(1, -(-problem.n * k // SAMPLE))
+    read = problem.read("leaves")
+    leaves = torch.cat([batch.inputs["leaves"][-batch.start % step :: step] for batch in read]).long()
+    roots = problem.hessian_roots
+    curved = model.scale.new_ones(len(leaves), len(model.base)) if roots is None else roots[::step].square().sum(2)
+    output = torch.zeros(leaves.shape[1], dtype=torch.int64, device=leaves.device)
+    if model.outputs is None:
+        curved = curved.mean(1, keepdim=True)
+    else:
+        output, order = model.outputs.sort(stable=True)
+        leaves = leaves[:, order]
+    values = (curved[:, output].sqrt() / model.scale[leaves]).float().flatten()
+    rows = (k * torch.arange(len(leaves), device=leaves.device).unsqueeze(1) + output).flatten()
+    leaf = leaves.flatten()
+    by_leaf = leaf.argsort(stable=True)
+    forth = Bags(leaf.int(), _starts(rows, k * len(leaves)), values)
+    return forth, Bags(rows[by_leaf].int(), _starts(leaf, len(model.scale)), values[by_leaf]), step
 
 
 def _starts(places: Tensor, count: int) -> Tensor:

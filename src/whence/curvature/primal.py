@@ -34,7 +34,6 @@ from whence.curvature.base import (
     Sandwich,
     singular,
     times_noise,
-    trace_of_hat,
 )
 from whence.curvature.cost import ProblemSizes
 from whence.curvature.rotation import Basis, BasisView
@@ -74,14 +73,12 @@ class Projected:
         precision = working_precision(self.stream.problem)
         for chunk in self.stream.of(inputs, cotangents, count):
             rows = torch.empty(len(chunk.outputs), count, self.size, dtype=precision, device=chunk.outputs.device)
-            low = 0
-            for tangent, basis, index in zip(chunk.tangents, self.bases, self.indices, strict=True):
+            parts = rows.split([len(index) for index in self.indices], 2)
+            for tangent, basis, index, into in zip(chunk.tangents, self.bases, self.indices, parts, strict=True):
                 if len(index):
-                    view = BasisView(tangent, basis, measured=False)
-                    rows[:, :, low : low + len(index)] = view.coordinates(index)
-                low += len(index)
+                    into.copy_(BasisView(tangent, basis, measured=False).coordinates(index))
             yield chunk.where, rows
-            del rows, chunk  # the next chunk needs the memory
+            del rows, parts, into, chunk  # the next chunk needs the memory
 
     def weights(self) -> Tensor:
         """The network's weights in these coordinates, (r,)."""
@@ -108,18 +105,14 @@ class Projected:
 
     def lift(self, step: Tensor) -> Tensor:
         """U z: from the coordinates (..., r) back to the selected weights, (..., d)."""
-        tensors: dict[str, Tensor] = {}
-        for basis, matrix in zip(self.bases, self.lifted(step), strict=True):
-            tensors.update(basis.block.from_matrix(matrix))
-        return self.stream.problem.selection.flatten(tensors, leading=step.dim() - 1)
+        return self.stream.flatten(self.lifted(step), *step.shape[:-1])
 
     def lifted(self, step: Tensor) -> Iterator[Tensor]:
         """The same block by block, as matrices: all at once may not fit in memory."""
-        lead, low = step.shape[:-1], 0
-        for basis, index in zip(self.bases, self.indices, strict=True):
+        lead, parts = step.shape[:-1], step.split([len(index) for index in self.indices], -1)
+        for basis, index, part in zip(self.bases, self.indices, parts, strict=True):
             flat = step.new_zeros(*lead, math.prod(basis.shape))
-            flat[..., index] = step[..., low : low + len(index)]
-            low += len(index)
+            flat[..., index] = part
             yield basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))
 
 
@@ -153,11 +146,9 @@ def draw(block: Block, share: int, generator: torch.Generator) -> Basis:
     """A random basis of about `share` coordinates with U U^T equal to the identity on average."""
     if share >= block.numel:
         return Basis(block)
-    if block.kind == "dense":
-        return Basis(block, inputs=orthonormal(1, block.numel, share, generator)[0])
-    if block.kind == "rows":
-        columns = max(1, share // block.matrix_shape[0])
-        return Basis(block, outputs=orthonormal(1, block.matrix_shape[1], columns, generator))
+    if block.kind != "kronecker":
+        columns = max(1, share // math.prod(block.matrix_shape[:-1]))
+        return Basis(block, inputs=orthonormal(1, block.matrix_shape[-1], columns, generator)[0])
     e, o, i = block.matrix_shape
     each = max(1, share // e)
     above = min(o, max(1, round(each**0.5)))
@@ -410,7 +401,6 @@ class FittedPrimal(FittedCurvature):
             problem=rows.problem,
             ridge=ridge,
             leverage_blocks=leverage_blocks,
-            degrees_of_freedom=trace_of_hat(leverage_blocks, rows.problem.hessian_roots),
             notes=rows.features.notes,
             path=path,
             features=rows.features,
@@ -529,7 +519,14 @@ def factored(curvature: Tensor, prescale: Tensor, ridge: float, rows: TrainingRo
     if ridge == 0 and not null:  # pivots may all be larger than the smallest singular value
         null = int(not float(inverse.norm()) * tiny * float(pivots.max()) < 1)
     if null:
-        raise singular(ridge, null, len(pivots), _rounding(rows.problem, ridge))
+        used, more = next(iter(rows.problem.selection.parameters.values())).dtype, ""
+        if ridge > 0 and used != torch.float64:  # with a ridge only rounding makes a curvature singular
+            more = (
+                " With a ridge above zero it is rounding that hides them: gradients are in "
+                f"{str(used).removeprefix('torch.')} here, and `model.double()` (with inputs to match) has the digits "
+                "for a ridge as small as this."
+            )
+        raise singular(ridge, null, len(pivots), more)
     return Whitening(prescale * inner, inverse)
 
 
@@ -554,18 +551,6 @@ def factor_by_qr(rows: TrainingRows, scale: Tensor, ridge: float) -> Tensor:
     upper: Tensor = torch.linalg.qr(stacked, mode="r").R
     signs = torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper.dtype)
     return (upper * signs.unsqueeze(1)).T.contiguous()
-
-
-def _rounding(problem: Linearization, ridge: float) -> str:
-    """What else helps: with a ridge only rounding makes a curvature singular."""
-    used = next(iter(problem.selection.parameters.values())).dtype
-    if ridge == 0 or used == torch.float64:
-        return ""
-    name = str(used).removeprefix("torch.")
-    return (
-        f" With a ridge above zero it is rounding that hides them: gradients are in {name} here, and "
-        "`model.double()` (with inputs to match) has the digits for a ridge as small as this."
-    )
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import groups_within_memory
+from whence.curvature.aligned import FittedDual
 from whence.curvature.base import FittedCurvature, MeatRoots, RidgePath, Structure
-from whence.curvature.dual import FittedDual
 from whence.curvature.exact import Exact
 from whence.curvature.primal import FittedPrimal
 from whence.data.targets import block_diagonal

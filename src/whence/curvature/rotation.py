@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -61,11 +61,6 @@ def mix(g: Tensor, weights: Tensor) -> Tensor:
         rows = weights.transpose(1, 2).contiguous()  # as it lies a GPU takes twice as long
     mixed: Tensor = (rows @ lying.flatten(2))[:, :count].unflatten(2, lying.shape[2:])
     return mixed.transpose(-1, -2) if transposed else mixed
-
-
-def along_factors(a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
-    """Inner products of sum_t g_t a_t^T with a direction (e, o, i), for (n, e, t, i) and (n, c, e, t, o): (n, c)."""
-    return inner_products(g, times(a, direction.transpose(-1, -2)).to(g.dtype))
 
 
 def inner_products(g: Tensor, moved: Tensor) -> Tensor:
@@ -162,15 +157,13 @@ class Factored:
         return self.g.dtype
 
     def squares(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[q, c] phi^2: (q, e, o, i)."""
-        outer, inner = self.g.square(), self.a.square()
-        if outer.shape[1] <= len(weights):  # whichever takes fewer products
-            return torch.einsum("qc,ceoi->qeoi", weights, self._crossed(outer, inner))
-        return self._crossed((weights @ outer.flatten(2)).unflatten(2, outer.shape[2:]), inner)
-
-    def weighted_squares(self, weights: Tensor) -> Tensor:
-        """sum_n weights[n, q] phi^2 of a single cotangent: (q, e, o, i)."""
-        return self._crossed(weights[:, :, None, None] * self.g.square(), self.a.square())
+        """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or (q, 1, c) of all: (q, e, o, i)."""
+        outer, inner, count = self.g.square(), self.a.square(), self.g.shape[1]
+        if weights.shape[1] == 1 and count <= len(weights):  # whichever takes fewer products
+            return torch.einsum("qc,ceoi->qeoi", weights.squeeze(1), self._crossed(outer, inner))
+        each = weights.transpose(0, 1)
+        mixed = each.unsqueeze(3) * outer if count == 1 else (each @ outer.flatten(2)).unflatten(2, outer.shape[2:])
+        return self._crossed(mixed, inner)
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, e, o, i): (w, n, c, c)."""
@@ -197,7 +190,8 @@ class Factored:
 
     def along(self, direction: Tensor) -> Tensor:
         """Inner products with a direction (e, o, i): (n, c)."""
-        return along_factors(self.a.unsqueeze(2), self.g.unsqueeze(3), direction)
+        moved = times(self.a.unsqueeze(2), direction.transpose(-1, -2)).to(self.g.dtype)
+        return inner_products(self.g.unsqueeze(3), moved)
 
     def total(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[n, c] phi: (e, o, i)."""
@@ -244,15 +238,13 @@ class Full:
         return raised(self._trimmed(self.values))
 
     def squares(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[q, c] phi^2: (q, *shape)."""
-        if self.values.is_cuda or self.dtype != self.values.dtype:  # reads the gradients once, and writes no squares
-            squares = torch.linalg.vector_norm(self.values, dim=0, dtype=self.dtype).square()  # (c, p)
-            return self._trimmed(weights @ squares if len(squares) > 1 else weights * squares)
-        return self._trimmed(weights.repeat(1, len(self.values)) @ self.values.square().flatten(0, 1))
-
-    def weighted_squares(self, weights: Tensor) -> Tensor:
-        """sum_n weights[n, q] phi^2 of a single cotangent: (q, *shape)."""
-        return self._trimmed(product(weights.T.to(self.values.dtype), self.values.squeeze(1).square()))
+        """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or (q, 1, c) of all: (q, *shape)."""
+        values, shared = self.values, weights.shape[1] == 1
+        if shared and (values.is_cuda or self.dtype != values.dtype):  # reads the gradients once, writes no squares
+            squares = torch.linalg.vector_norm(values, dim=0, dtype=self.dtype).square()  # (c, p)
+            return self._trimmed(weights.squeeze(1) @ squares if len(squares) > 1 else weights.squeeze(1) * squares)
+        each = weights.expand(-1, len(values), -1).flatten(1).to(values.dtype)  # (q, n c)
+        return self._trimmed(product(each, values.square().flatten(0, 1)))
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, *shape): (w, n, c, c)."""
@@ -313,13 +305,10 @@ class Sparse:
         return self.values.dtype
 
     def squares(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[q, c] phi^2: (q, V, d)."""
-        summed = torch.einsum("qc,ucd->uqd", weights, self.values.square())
-        return self._by_row(summed).transpose(0, 1)
-
-    def weighted_squares(self, weights: Tensor) -> Tensor:
-        """sum_n weights[n, q] phi^2 of a single cotangent: (q, V, d)."""
-        return self._by_row(weights[self.of].unsqueeze(2) * self.values.square()).transpose(0, 1)
+        """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or (q, 1, c) of all: (q, V, d)."""
+        each = weights.transpose(0, 1)
+        each = each if len(each) == 1 else each[self.of]
+        return self._by_row(each @ self.values.square()).transpose(0, 1)
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, V, d): (w, n, c, c)."""
@@ -373,19 +362,17 @@ class Basis:
     """
 
     block: Block
-    inputs: Tensor | None = None  # (e, i, i) of kronecker blocks, (p, p) of dense ones; columns are the coordinates
-    outputs: Tensor | None = None  # (e, o, o) of kronecker blocks, (1, d, d) for the columns of row blocks
+    inputs: Tensor | None = None  # (e, i, i) of kronecker blocks, (i, i) of others; columns are the coordinates
+    outputs: Tensor | None = None  # (e, o, o) of kronecker blocks
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape of the coordinates."""
-        full = self.block.matrix_shape
-        if self.block.kind == "kronecker":
-            o = full[1] if self.outputs is None else self.outputs.shape[-1]
-            return (full[0], o, full[2] if self.inputs is None else self.inputs.shape[-1])
-        if self.block.kind == "rows":
-            return (full[0], full[1] if self.outputs is None else self.outputs.shape[-1])
-        return full if self.inputs is None else (self.inputs.shape[-1],)
+        shape = [*self.block.matrix_shape]
+        shape[-1] = shape[-1] if self.inputs is None else self.inputs.shape[-1]
+        if self.outputs is not None:
+            shape[-2] = self.outputs.shape[-1]
+        return tuple(shape)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -402,11 +389,6 @@ class Basis:
         """Orthonormal output directions (o, o - y) that a basis of one group does not span; `None` if it takes long."""
         return _complement(self.outputs) if self.outside else None
 
-    @property
-    def input_complement(self) -> Tensor | None:
-        """The same of input directions, (i, i - x)."""
-        return None if self.every_input is None else self.every_input[0, :, self.shape[-1] :]
-
     @cached_property
     def every_input(self) -> Tensor | None:
         """(1, i, i) the input directions of the basis, followed by those that it does not span."""
@@ -421,24 +403,20 @@ class Basis:
 
     def into(self, matrix: Tensor) -> Tensor:
         """Coordinates U^T v of something shaped (..., *block.matrix_shape)."""
-        if self.block.kind == "rows":
-            return matrix if self.outputs is None else matrix @ self.outputs[0]
         moved = matrix if self.outputs is None else self.outputs.transpose(-1, -2) @ matrix
         return moved if self.inputs is None else moved @ self.inputs
 
     def out_of(self, matrix: Tensor) -> Tensor:
         """Back from coordinates: U c."""
-        if self.block.kind == "rows":
-            return matrix if self.outputs is None else matrix @ self.outputs[0].T
         moved = matrix if self.outputs is None else self.outputs @ matrix
         return moved if self.inputs is None else moved @ self.inputs.transpose(-1, -2)
 
-    def solve(self, inside: Tensor, outside: float, matrices: Tensor) -> Tensor:
-        """F_lam^-1 v of something shaped (..., *block.matrix_shape), for s + lambda inside and outside of the basis."""
-        basis, weights = self.to(matrices.dtype), 1.0 / inside
+    def solve(self, damped: DiagonalMoments, matrices: Tensor) -> Tensor:
+        """F_lam^-1 v of something shaped (..., *block.matrix_shape), for s + lambda in this basis."""
+        basis, weights = self.to(matrices.dtype), 1.0 / damped.inside
         if not self.outside:
             return basis.out_of(basis.into(matrices) * weights.to(matrices.dtype))
-        rest = 1.0 / outside  # inside too, and less of it there: nothing as large in between
+        rest = 1.0 / damped.outside  # inside too, and less of it there: nothing as large in between
         return basis.out_of(basis.into(matrices) * (weights - rest).to(matrices.dtype)).add_(matrices, alpha=rest)
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Basis:
@@ -447,11 +425,27 @@ class Basis:
         return Basis(self.block, *parts)
 
 
+@dataclass(frozen=True)
+class DiagonalMoments:
+    """The diagonal of a second moment of a block's gradients in its basis."""
+
+    inside: Tensor  # sums of squares of each coordinate, float64
+    outside: float  # mean over the directions that the basis does not span; zero if it spans all
+
+    def times(self, factor: float) -> DiagonalMoments:
+        """All of them times a factor."""
+        return DiagonalMoments(factor * self.inside, factor * self.outside)
+
+    def damped(self, ridge: float) -> DiagonalMoments:
+        """With a ridge added; one outside, where it would be zero, to divide by."""
+        return DiagonalMoments(self.inside + ridge, self.outside + ridge or 1.0)
+
+
 def _complement(columns: Tensor | None) -> Tensor | None:
     """Orthonormal directions (i, i - r) at right angles to columns (1, i, r), if there are any and they are few."""
-    if columns is None or columns.dim() != 3 or len(columns) > 1 or columns.shape[1] > LARGEST_COMPLEMENT:
+    if columns is None or columns.dim() != 3 or len(columns) > 1 or columns.shape[1] == columns.shape[2]:
         return None
-    if columns.shape[1] == columns.shape[2]:
+    if columns.shape[1] > LARGEST_COMPLEMENT:
         return None
     whole: Tensor = torch.linalg.qr(columns[0].double(), mode="complete").Q
     return whole[:, columns.shape[2] :].to(columns.dtype)
@@ -503,9 +497,8 @@ def project_by_example(g: Factor, columns: Tensor) -> Tensor:
     """Gradients (n, c, e, t, o) along columns (e, o, y), in half precision in the order that `outer` takes."""
     values = g.tensor()
     n, c, _, t, _ = values.shape
-    if values.dtype != torch.float16 or len(columns) > 1 or not cotangents_first(values):
-        return g.project(columns)
-    if t % ALIGNED and not is_transposed_in_memory(values):
+    lies = cotangents_first(values) and (t % ALIGNED == 0 or is_transposed_in_memory(values))
+    if values.dtype != torch.float16 or len(columns) > 1 or not lies:
         return g.project(columns)
     turned, found = columns[0].T.to(values.dtype).expand(n, -1, -1), values.new_empty(n, c, 1, columns.shape[2], t)
     for at in range(c):
@@ -550,20 +543,25 @@ def outside_of(
     is the same and cheaper, but nothing but rounding where the basis holds nearly all of G and products are coarse.
     The inputs of a Kronecker tangent in the basis, and what is left of them, are taken as given where they are known.
     """
-    if isinstance(tangent, Dense):
-        return [Dense(tangent.block, (_rest(raised(tangent.values), basis.inputs),))]
-    if isinstance(tangent, Rows):
-        columns = None if basis.outputs is None else basis.outputs[0]
-        return [Rows(tangent.block, tangent.index, _rest(raised(tangent.grads), columns))]
+    if not isinstance(tangent, Kronecker):
+
+        def rest(g: Tensor) -> Tensor:
+            """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r)."""
+            wide, columns = raised(g), basis.inputs
+            return torch.zeros_like(wide) if columns is None else wide - times(times(wide, columns), columns.T)
+
+        return [with_grads(tangent, rest)]
     if inputs is None:
         inputs = tangent.inputs() if basis.inputs is None else tangent.a.project(basis.inputs)
     parts: list[Tangent] = []
     if basis.inputs is not None and basis.inputs.shape[1] > basis.inputs.shape[2]:
-        rest = _left_over(tangent.a, basis.inputs, basis.input_complement) if left is None else left
-        parts.append(Kronecker(tangent.block, Whole(rest), tangent.g))
+        every = basis.every_input
+        complement = None if every is None else every[0, :, basis.shape[-1] :]
+        over = _left_over(tangent.a, basis.inputs, complement) if left is None else left
+        parts.append(Kronecker(tangent.block, Whole(over), tangent.g))
     if basis.outputs is not None and basis.outputs.shape[1] > basis.outputs.shape[2]:
-        rest = _left_over(tangent.g, basis.outputs, basis.complement)
-        parts.append(Kronecker(tangent.block, Whole(inputs), Whole(rest)))
+        over = _left_over(tangent.g, basis.outputs, basis.complement)
+        parts.append(Kronecker(tangent.block, Whole(inputs), Whole(over)))
     return parts
 
 
@@ -572,11 +570,6 @@ def _left_over(factor: Factor, columns: Tensor, complement: Tensor | None) -> Te
     if complement is not None:
         return factor.project(complement.unsqueeze(0))
     return factor.tensor() - Whole(factor.project(columns)).project(columns.transpose(-1, -2))
-
-
-def _rest(values: Tensor, columns: Tensor | None) -> Tensor:
-    """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r)."""
-    return torch.zeros_like(values) if columns is None else values - times(times(values, columns), columns.T)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -602,7 +595,7 @@ def rotated_values(tangent: Dense | Rows, basis: Basis) -> Full | Sparse:
         return Full(values, basis.shape)
     rows, examples, values = tangent.aggregate()
     values = raised(values)
-    moved = values if basis.outputs is None else values @ basis.outputs[0]
+    moved = values if basis.inputs is None else values @ basis.inputs
     return Sparse(rows, examples, moved, tangent.index.shape[0], basis.shape)
 
 
@@ -673,28 +666,33 @@ def along(tangent: Tangent, direction: Tensor) -> Tensor:
     return inner_products(*promoted(tangent.grads(), tangent.a.project(unit.transpose(-1, -2)))) * size
 
 
+def with_grads(tangent: Tangent, change: Callable[[Tensor], Tensor]) -> Tangent:
+    """The gradients after a change of what depends on the cotangent, (n, c, ...)."""
+    if isinstance(tangent, Kronecker):
+        return Kronecker(tangent.block, tangent.a, Whole(change(tangent.grads())))
+    if isinstance(tangent, Rows):
+        return Rows(tangent.block, tangent.index, change(tangent.grads))
+    return Dense(tangent.block, (change(tangent.values),))
+
+
 def combine(tangent: Tangent, weights: Tensor) -> Tangent:
     """Other cotangents as combinations of those pulled back: weights (n, c, q)."""
-    if isinstance(tangent, Kronecker):
-        grads = raised(tangent.grads())
-        return Kronecker(tangent.block, tangent.a, Whole(mix(grads, weights.to(grads.dtype))))
-    if isinstance(tangent, Rows):
-        grads = raised(tangent.grads)
-        return Rows(tangent.block, tangent.index, mix(grads, weights.to(grads.dtype)))
-    values = raised(tangent.values)
-    return Dense(tangent.block, (mix(values, weights.to(values.dtype)),))
+
+    def mixed(g: Tensor) -> Tensor:
+        wide = raised(g)
+        return mix(wide, weights.to(wide.dtype))
+
+    return with_grads(tangent, mixed)
 
 
 def some_cotangents(tangent: Tangent, some: slice) -> Tangent:
     """The gradients of some of the cotangents."""
-    if isinstance(tangent, Dense):
-        return Dense(tangent.block, tuple(part[:, some] for part in tangent.parts))
-    if isinstance(tangent, Rows):
-        return Rows(tangent.block, tangent.index, tangent.grads[:, some])
+    if not isinstance(tangent, Kronecker):
+        return with_grads(tangent, lambda g: g[:, some])
     g = tangent.g
     if isinstance(g, Concatenated) and g.axis == "cotangents" and len(g.parts) == tangent.cotangents:
         return Kronecker(tangent.block, tangent.a, Concatenated(g.parts[some], "cotangents"))
-    return Kronecker(tangent.block, tangent.a, Whole(tangent.grads()[:, some]))
+    return with_grads(tangent, lambda g: g[:, some])
 
 
 class BasisView:
@@ -779,10 +777,6 @@ class BasisView:
         else:
             yield from self._formed(a, mix(g, weights.to(g.dtype)))
 
-    def of(self, some: slice) -> BasisView:
-        """The gradients of some of the cotangents in the same basis."""
-        return BasisView(some_cotangents(self.tangent, some), self.basis, self.rounded, coarse=self.coarse)
-
     def energy(self) -> Tensor:
         """Inner products of every example's gradients, (n, c, c); of what lies outside, if products are rounded."""
         if self._energy is None:
@@ -796,10 +790,6 @@ class BasisView:
             return torch.diagonal(self._energy, dim1=1, dim2=2)
         return functools.reduce(torch.add, map(lengths, self._measured()))
 
-    def total(self, weights: Tensor) -> Tensor:
-        """Sum of the gradients weighted by (n, c), shaped as the block's matrix, where the basis does not span all."""
-        return total(self.tangent, weights)
-
     def along(self, direction: Tensor) -> Tensor:
         """Inner products (n, c) with a direction: in coordinates of a basis that spans all, else of the block."""
         if not self.complete:
@@ -811,7 +801,8 @@ class BasisView:
         if not self._rotates_factors_first:
             direction = self.basis.out_of(direction)
         unit, size = scaled(direction)
-        return along_factors(a, g, pad(unit.to(g.dtype), (0, a.shape[-1] - direction.shape[-1]))) * size
+        padded = pad(unit.to(g.dtype), (0, a.shape[-1] - direction.shape[-1]))
+        return inner_products(g, times(a, padded.transpose(-1, -2)).to(g.dtype)) * size
 
     def _measured(self) -> list[Tangent]:
         """Tangents whose squared lengths are those outside the basis, or of the whole where products are exact."""
@@ -852,14 +843,6 @@ class BasisView:
         rotate_matrices = self.reads * (c * t * o * i + precision * c * (o_in * o * i + o_in * i * i_in))
         return basis.inputs is not None and rotate_factors <= rotate_matrices
 
-    @property
-    def _matrices_are_small(self) -> bool:
-        """Whether matrices in the basis have fewer numbers than the factors that they are formed from."""
-        assert isinstance(self.tangent, Kronecker)
-        _, o, i = self.basis.shape
-        rows = self.tangent.cotangents * o
-        return rows * i < self.tangent.positions * (rows + i)
-
     @cached_property
     def _in_float16(self) -> bool:
         """Whether factors in bfloat16 are rotated in float16."""
@@ -885,7 +868,9 @@ class BasisView:
             if every_input is not None:
                 a, self._left = a[..., :kept].clone(), a[..., kept:]
             self._inputs = None if self.complete else a
-            small = self.coarse and (not self._rotates_factors_first or self._matrices_are_small)
+            rows = tangent.cotangents * self.basis.shape[1]
+            fewer = rows * kept < tangent.positions * (rows + kept)  # numbers of the matrices than of the factors
+            small = self.coarse and (not self._rotates_factors_first or fewer)
             narrow = self.coarse and tangent.positions > tangent.block.matrix_shape[1]  # for a product a cotangent
             g = self._projected(tangent.g, outputs, by_example=small or narrow)
             if small and a.dtype == g.dtype == torch.float16:
@@ -955,21 +940,17 @@ class Weights:
 
     def variances(self, view: BasisView) -> Tensor:
         """Weighted squared lengths of the gradients alone, (w, n, c)."""
-        found = joined([self.squared(rotated) for _, rotated in view.chunks()])
+        found = joined([self.inside_of(rotated, crossed=False) for _, rotated in view.chunks()])
         return found if view.complete else found + self.outside.squeeze(-1) * view.lengths()
 
     def grams(self, view: BasisView) -> Tensor:
         """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
-        found = joined([self.crossed(rotated) for _, rotated in view.chunks()])
+        found = joined([self.inside_of(rotated, crossed=True) for _, rotated in view.chunks()])
         return found if view.complete else found.add_(self.outside * view.energy())
 
-    def squared(self, rotated: Rotated) -> Tensor:
-        """Weighted squared lengths inside the basis, (w, n, c)."""
-        return rotated.variances(self.inside)
-
-    def crossed(self, rotated: Rotated) -> Tensor:
-        """Weighted inner products inside the basis, (w, n, c, c)."""
-        return rotated.grams(self.inside, self.positive)
+    def inside_of(self, rotated: Rotated, crossed: bool) -> Tensor:
+        """Weighted inner products inside the basis, (w, n, c, c), or the squared lengths alone, (w, n, c)."""
+        return rotated.grams(self.inside, self.positive) if crossed else rotated.variances(self.inside)
 
 
 def formed_bytes(tangent: Kronecker, room: float) -> float:
@@ -986,7 +967,7 @@ def formed_bytes(tangent: Kronecker, room: float) -> float:
 def _computed(tangent: Tangent, coarse: bool) -> Tangent:
     """Gradients that are rotated and measured are computed once; in single precision they lie as products want them."""
     if isinstance(tangent, Dense):
-        return Dense(tangent.block, (raised(tangent.values),))
+        return with_grads(tangent, raised)
     if isinstance(tangent, Rows):
         return tangent
     if coarse and tangent.positions > 1:

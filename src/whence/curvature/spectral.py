@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from itertools import chain
 from typing import ClassVar
 
@@ -23,78 +24,53 @@ from whence.curvature.base import (
     singular,
     times_noise,
 )
-from whence.curvature.kronecker import DiagonalMoments, MomentSums, Spectrum, states
-from whence.curvature.preconditioned import Directions, is_outer_product
-from whence.curvature.rotation import Basis, BasisView, Weights
-from whence.curvature.two_bases import MeatRotation, RotatedMomentSums, TwoBasisWeights
+from whence.curvature.kronecker import MomentSums, Spectrum, numbered
+from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, DiagonalMoments, Weights, raised
+from whence.curvature.two_bases import TwoBasisWeights, last
 from whence.data.batches import Inputs, batch_size, take
-from whence.jacobian.gradients import Tangent
-from whence.jacobian.linearization import Linearization
+from whence.jacobian.gradients import Dense, Kronecker, Rows, Tangent
 
 
-class MeatSums:
+class MeatSums(Accumulator):
     """Squares of J_i^T W_i in the bases for each set of weights, and sum_i J_i^T u_i, the columns of "hec3".
 
-    Of the weights W (n, k, q) by name, names and sizes are kept. Rotations lead to the meats' own bases.
+    A pass of its own where the weights W (n, k, q), or (1, k, q), are known beforehand. Else it takes their names and
+    sizes alone, and chunks come with their weights. Rotations lead to the meats' own bases.
     """
 
+    label = "meats"
+    bases: Sequence[Basis]
+
     def __init__(
-        self, bases: Sequence[Basis], rotations: Sequence[MeatRotation | None], roots: Mapping[str, Tensor]
+        self,
+        gradients: LayerGradients,
+        bases: Sequence[Basis],
+        rotations: Sequence[Basis | None],
+        roots: Mapping[str, Tensor],
     ) -> None:
-        self.bases, self.rotations = bases, rotations
-        self.names = list(roots)
+        self.bases, self.roots, self.names, self.n = bases, roots, list(roots), gradients.problem.n
+        self.cotangents, self.count = gradients.identity(), gradients.problem.k
         sizes, device = [root.shape[2] for root in roots.values()], next(iter(roots.values())).device
         eye = torch.eye(sum(sizes), dtype=torch.float64, device=device)
         self.masks = torch.stack([part.sum(0) for part in eye.split(sizes)])  # (names, Q)
         self.last = self.masks[self.names.index("hec3")] if "hec3" in roots else torch.zeros_like(self.masks[0])
         self.sums = [
-            MomentSums(basis, len(sizes), device)
-            if rotation is None
-            else RotatedMomentSums(basis, rotation, len(sizes), device)
+            MomentSums(basis, len(sizes), device, rotation=rotation)
             for basis, rotation in zip(bases, rotations, strict=True)
         ]
+        self.state = numbered([one.state for one in self.sums])
+        every = [*bases, *(one for one in rotations if one is not None)]
+        self.given = [*roots.values(), *(one for basis in every for one in basis.tensors)]
 
-    def state(self) -> dict[str, Tensor]:
-        """Squares and totals of every block."""
-        return states(self.sums)
+    def add(self, where: slice, chunk: ChunkGradients) -> None:
+        """Add gradients combined by the weights that are known."""
+        self.add_weighted(chunk, {name: root.expand(self.n, -1, -1)[where] for name, root in self.roots.items()})
 
-    def given(self) -> list[Tensor]:
-        """What the sums depend on beside the gradients and their weights."""
-        bases = [*self.bases, *(one.basis for one in self.rotations if one is not None)]
-        return [one for basis in bases for one in basis.tensors]
-
-    def add(self, views: Iterable[BasisView], roots: Mapping[str, Tensor]) -> None:
-        """Add a chunk: its gradients are combined by the weights W (n, k, q)."""
+    def add_weighted(self, views: Iterable[BasisView], roots: Mapping[str, Tensor]) -> None:
+        """Add gradients combined by the weights W (n, k, q) of the same examples."""
         mixing = torch.cat(list(roots.values()), dim=2).double()
         for sums, view in zip(self.sums, views, strict=True):
             sums.add(view, self.masks, self.last.expand(len(mixing), -1), mixing)
-
-    def moments(self, at: int) -> dict[str, DiagonalMoments]:
-        """The squares of one block, by name."""
-        return dict(zip(self.names, self.sums[at].finish(), strict=True))
-
-
-class MeatPass(Accumulator):
-    """A pass for meats whose weights W (n, k, q), or (1, k, q), are known beforehand."""
-
-    label = "meats"
-
-    def __init__(self, gradients: LayerGradients, meats: MeatSums, roots: Mapping[str, Tensor]) -> None:
-        self.meats, self.bases = meats, meats.bases
-        self.roots = {name: root.expand(gradients.problem.n, -1, -1) for name, root in roots.items()}
-        self.cotangents, self.count = gradients.identity(), gradients.problem.k
-
-    def state(self) -> dict[str, Tensor]:
-        """Those of the meats."""
-        return self.meats.state()
-
-    def given(self) -> list[Tensor]:
-        """The weights, and what the meats depend on."""
-        return [*self.roots.values(), *self.meats.given()]
-
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
-        """Add the weighted gradients."""
-        self.meats.add(chunk, {name: root[where] for name, root in self.roots.items()})
 
 
 class Leverage(Accumulator):
@@ -114,41 +90,38 @@ class Leverage(Accumulator):
         spectrum: Spectrum,
         ridge: float,
         meat_roots: MeatRoots | None,
-        rotations: Sequence[MeatRotation | None] | None = None,
+        rotations: Sequence[Basis | None] | None = None,
     ) -> None:
-        check_invertible(bases, spectrum.curvature, ridge)
-        problem = gradients.problem
+        problem, blocks = gradients.problem, list(zip(bases, spectrum.curvature, spectrum.score, strict=True))
+        pairs = ((s.inside <= 0).sum() + basis.outside * (s.outside <= 0) for basis, s, _ in blocks)
+        if ridge <= 0 and (empty := sum(map(int, pairs))):  # nothing is known along these directions
+            raise singular(ridge, empty, sum(basis.block.numel for basis in bases))
         self.gradients, self.bases, self.spectrum, self.ridge = gradients, bases, spectrum, ridge
-        self.rotations = rotations or [None] * len(bases)
+        self.rotations, self.meat_roots = rotations or [None] * len(bases), meat_roots
         self.cotangents, self.count = gradients.identity(), problem.k
         self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         self.change = torch.zeros(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
-        self.step = newton_steps(problem, bases, spectrum, ridge)
-        precision = working_precision(problem)
-        self.inverse = [
-            Weights.of(basis, [(1.0 / (s.inside + ridge), 1.0 / (s.outside + ridge or 1.0))], 1, precision)
-            for basis, s in zip(bases, spectrum.curvature, strict=True)
-        ]
-        self.along = [
-            (step if basis.outside else basis.to(step.dtype).into(step)).to(precision)
-            for step, basis in zip(self.step, bases, strict=True)
-        ]
-        self.meat_roots = meat_roots
+        self.step: list[Tensor] = []  # Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w) of each block
+        self.along: list[Tensor] = []  # the same in coordinates of the basis, where that spans all
+        self.inverse: list[Weights] = []
+        selected, precision = problem.selection.parameters, working_precision(problem)
+        for basis, s, score in blocks:
+            damped = s.damped(ridge)
+            weights = {name: selected[name].detach().double() for name in basis.block.parameters}
+            step = basis.solve(damped, score - ridge * basis.block.to_matrix(weights))
+            self.step.append(step)
+            self.along.append((step if basis.outside else basis.to(step.dtype).into(step)).to(precision))
+            self.inverse.append(Weights.of(basis, [(1.0 / damped.inside, 1.0 / damped.outside)], 1, precision))
+            problem.passes.trim_memory()
+        self.state = {"leverage_blocks": self.leverage_blocks, "change": self.change}
+        self.given = [*(part for one in self.inverse for part in (one.inside, one.outside)), *self.along]
         self.meats: MeatSums | None = None
         if meat_roots is not None:
             none = slice(0, 0)  # no examples say how many weights each will have
             roots = meat_roots(none, self.leverage_blocks[none], self.change[none])
-            self.meats, self.reads = MeatSums(bases, self.rotations, roots), 2
-
-    def state(self) -> dict[str, Tensor]:
-        """Leverages, changes and meats."""
-        meats = {} if self.meats is None else self.meats.state()
-        return {"leverage_blocks": self.leverage_blocks, "change": self.change, **meats}
-
-    def given(self) -> list[Tensor]:
-        """The inverse curvature, the step, and what the meats depend on."""
-        inverse = [one for weights in self.inverse for one in (weights.inside, weights.outside)]
-        return [*inverse, *self.along, *([] if self.meats is None else self.meats.given())]
+            self.meats, self.reads = MeatSums(gradients, bases, self.rotations, roots), 2
+            self.state |= self.meats.state
+            self.given += self.meats.given
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Sum leverages and changes over blocks; then the weights of these examples in the meats are known."""
@@ -157,42 +130,23 @@ class Leverage(Accumulator):
             blocks += self.inverse[at].grams(view)[0]
             change += view.along(self.along[at])
         if self.meats is not None and self.meat_roots is not None:
-            self.meats.add(chunk, self.meat_roots(where, blocks, change))
+            self.meats.add_weighted(chunk, self.meat_roots(where, blocks, change))
 
 
-def check_invertible(bases: Sequence[Basis], curvature: Sequence[DiagonalMoments], ridge: float) -> None:
-    """Raise where nothing is known along some direction, and there is no ridge."""
-    if ridge > 0:
-        return
-    empty = sum(
-        int((s.inside <= 0).sum()) + (basis.outside if s.outside <= 0 else 0)
-        for s, basis in zip(curvature, bases, strict=True)
-    )
-    if empty:
-        raise singular(ridge, empty, sum(basis.block.numel for basis in bases))
+def centre(squares: Tensor, total: Tensor, n: int) -> Tensor:
+    """The centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction, for v_i = J_i^T u_i.
 
-
-def newton_steps(problem: Linearization, bases: Sequence[Basis], spectrum: Spectrum, ridge: float) -> list[Tensor]:
-    """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w) of each block."""
-    selected, steps = problem.selection.parameters, []
-    for basis, moments, score in zip(bases, spectrum.curvature, spectrum.score, strict=True):
-        weights = basis.block.to_matrix({name: selected[name].detach().double() for name in basis.block.parameters})
-        inside, outside = moments.inside + ridge, moments.outside + ridge or 1.0
-        steps.append(basis.solve(inside, outside, score - ridge * weights))
-        problem.passes.trim_memory()
-    return steps
-
-
-def centre(basis: Basis, squares: DiagonalMoments, total: Tensor, n: int) -> DiagonalMoments:
-    """Moments of the centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction, for v_i = J_i^T u_i.
-
-    From sums of squares and the total sum_i v_i, shaped as the block's matrix, of n deletions. Centred in the basis, so
-    that the variance stays above zero however the meat is approximated.
+    From sums of squares and the total sum_i v_i of n deletions. Centred in a basis, so that the variance stays above
+    zero however the meat is approximated.
     """
-    means = basis.to(torch.float64).into(total).square() / n
-    rest = float(total.square().sum() / n - means.sum()) / basis.outside if basis.outside else 0.0
-    share = (n - 1) / n
-    return DiagonalMoments((squares.inside - means).clamp_min(0.0) * share, max(squares.outside - rest, 0.0) * share)
+    return (squares - total.square() / n).clamp_min(0.0) * ((n - 1) / n)
+
+
+def centred(basis: Basis, squares: DiagonalMoments, total: Tensor, n: int) -> DiagonalMoments:
+    """The same inside and outside of a basis, with the total shaped as the block's matrix."""
+    along = basis.to(torch.float64).into(total)
+    rest = float(total.square().sum() - along.square().sum()) / n / basis.outside if basis.outside else 0.0
+    return DiagonalMoments(centre(squares.inside, along, n), max(squares.outside - rest, 0.0) * ((n - 1) / n))
 
 
 PLANNED_BATCH = 500  # training examples whose products with an input are planned to be held at once
@@ -208,22 +162,16 @@ class FittedSpectral(FittedCurvature):
     noise: Tensor  # (k, k) covariance of the residuals
     step: list[Tensor]  # Delta w of each block
     change: Tensor  # (n, k) J_i Delta w
-    rotations: Sequence[MeatRotation | None]  # of each block to the meats' own basis, where they have one
+    rotations: Sequence[Basis | None]  # of each block to the meats' own basis, where they have one
     summed_meats: MeatSums | None = None  # of HeC0, HeC2 and HeC3, where they were summed along with the leverages
 
     @classmethod
     def of(cls, leverage: Leverage, noise: Tensor, notes: list[str]) -> FittedSpectral:
         """What the last pass found."""
-        curvature, ridge = leverage.spectrum.curvature, leverage.ridge
-        freedom = sum(
-            float((s.inside / (s.inside + ridge)).sum()) + basis.outside * s.outside / (s.outside + ridge or 1.0)
-            for s, basis in zip(curvature, leverage.bases, strict=True)
-        )
         return FittedSpectral(
             problem=leverage.gradients.problem,
-            ridge=ridge,
+            ridge=leverage.ridge,
             leverage_blocks=leverage.leverage_blocks,
-            degrees_of_freedom=freedom,
             notes=notes,
             stream=leverage.gradients,
             bases=leverage.bases,
@@ -235,15 +183,19 @@ class FittedSpectral(FittedCurvature):
             summed_meats=leverage.meats,
         )
 
+    @property
+    def degrees_of_freedom(self) -> float:
+        """Sum of s / (s + lambda)."""
+        zipped = zip(self.bases, self.spectrum.curvature, strict=True)
+        return sum(
+            float((s.inside / damped.inside).sum()) + basis.outside * s.outside / damped.outside
+            for basis, s, damped in ((basis, s, s.damped(self.ridge)) for basis, s in zipped)
+        )
+
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedSpectral:
         """The same bases and eigenvalues: one pass, for the leverages and the meats."""
         leverage = Leverage(self.stream, self.bases, self.spectrum, ridge, meat_roots, self.rotations)
         return FittedSpectral.of(self.stream.accumulate(leverage, last=True), self.noise, [])
-
-    def solve(self, at: int, matrix: Tensor) -> Tensor:
-        """F_lam^-1 times something shaped as the matrix of block `at`."""
-        s = self.spectrum.curvature[at]
-        return self.bases[at].solve(s.inside + self.ridge, s.outside + self.ridge or 1.0, matrix)
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), with this curvature for F."""
@@ -261,30 +213,31 @@ class FittedSpectral(FittedCurvature):
         summed = [] if self.summed_meats is None else [self.summed_meats]
         rest = {name: root for name, root in roots.items() if not any(name in one.names for one in summed)}
         if rest:
-            more = MeatSums(self.bases, self.rotations, rest)
-            summed.append(self.stream.accumulate(MeatPass(self.stream, more, rest)).meats)
+            summed.append(self.stream.accumulate(MeatSums(self.stream, self.bases, self.rotations, rest)))
         names: tuple[str, ...] = ()
-        weights = []
+        weights, n = [], meats.deletions
         for at, (basis, rotation) in enumerate(zip(self.bases, self.rotations, strict=True)):
             found = {} if scale is None else {"ho": self.spectrum.noise[at].times(scale)}
             for sums in summed:
-                found.update(sums.moments(at))
+                found.update(zip(sums.names, sums.sums[at].finish(), strict=True))
             total = summed[0].sums[at].total  # of the sums that hold "hec3"
-            found["jackknife"] = centre(basis, found["hec3"], total, meats.deletions)
+            found["jackknife"] = centred(basis, found["hec3"], total, n)
             names = (*found, "laplace")
             weights.append(self._weights(at, found))
             if rotation is not None:
-                own = {name: one for sums in summed for name, one in rotated_moments(sums, at).items()}
-                own["jackknife"] = centre(rotation.basis, own["hec3"], total, meats.deletions)
-                by_position = {names.index(name): one.inside for name, one in own.items()}
+                pairs = (zip(sums.names, sums.sums[at].state["rotated"], strict=True) for sums in summed)
+                own = {name: one for some in pairs for name, one in some if name != "ho"}  # which keeps one basis
+                along = basis.to(torch.float64).into(total)[last(rotation.shape)]
+                own["jackknife"] = centre(own["hec3"], rotation.to(torch.float64).into(along), n)
+                by_position = {names.index(name): one for name, one in own.items()}
                 inverse = 1.0 / (self.spectrum.curvature[at].inside + self.ridge)
                 weights[at] = TwoBasisWeights.add_to(weights[at], rotation, by_position, inverse)
         return SpectralSandwich(self, names, weights)
 
     def _weights(self, at: int, meats: Mapping[str, DiagonalMoments]) -> Weights:
         """Of a block: d / (s + lambda)^2 for each meat d, and 1 / (s + lambda) for Laplace."""
-        s = self.spectrum.curvature[at]
-        inside, outside = s.inside + self.ridge, s.outside + self.ridge or 1.0
+        damped = self.spectrum.curvature[at].damped(self.ridge)
+        inside, outside = damped.inside, damped.outside
         # One division after the other: squares of small and large ridges are no numbers.
         pairs = ((one.inside / inside / inside, one.outside / outside / outside) for one in meats.values())
         every = chain(pairs, [(1.0 / inside, 1.0 / outside)])
@@ -309,15 +262,19 @@ class FittedSpectral(FittedCurvature):
     def precondition(self, vectors: Tensor) -> Tensor:
         """The inverse of this curvature."""
         given = self.problem.selection.unflatten(vectors.double())
-        solved = [self.solve(at, basis.block.to_matrix(given)) for at, basis in enumerate(self.bases)]
+        pairs = zip(self.bases, self.spectrum.curvature, strict=True)
+        solved = [basis.solve(s.damped(self.ridge), basis.block.to_matrix(given)) for basis, s in pairs]
         return self.stream.flatten(solved, len(vectors)).to(vectors.dtype)
 
     def _preconditioned(self, inputs: Inputs) -> Iterator[tuple[slice, list[Directions]]]:
         """F_lam^-1 J^T of as many inputs at a time as memory allows, for each block."""
-        precision = working_precision(self.problem)
-        k = self.problem.output_count(inputs)
-        size = batch_size(inputs, "this batch")
-        most = max(1, int(0.05 * self.problem.budget.limit) // self._row(inputs, k, precision))
+        problem, precision = self.problem, working_precision(self.problem)
+        k, size = problem.output_count(inputs), batch_size(inputs, "this batch")
+        numbers = min(problem.n, PLANNED_BATCH) * problem.k * k  # of an input, with its gradients
+        for chunk in self.stream.of(take(inputs, slice(0, 1)), self.stream.identity(k), k):
+            for tangent, basis in zip(chunk.tangents, self.bases, strict=True):  # one seen once is kept factored
+                numbers += math.prod(basis.shape) if is_outer_product(tangent) else k * basis.block.numel
+        most = max(1, int(0.05 * problem.budget.limit) // (numbers * precision.itemsize))
         for low in range(0, size, most):
             where = slice(low, min(low + most, size))
             parts: list[list[Tangent]] = [[] for _ in self.bases]
@@ -325,47 +282,170 @@ class FittedSpectral(FittedCurvature):
                 for at, tangent in enumerate(chunk.tangents):
                     parts[at].append(tangent)
             zipped = zip(parts, self.bases, self.spectrum.curvature, strict=True)
-            yield (
-                where,
-                [
-                    Directions.of(tangents, basis, s.inside + self.ridge, s.outside + self.ridge or 1.0, precision)
-                    for tangents, basis, s in zipped
-                ],
-            )
-
-    def _row(self, inputs: Inputs, k: int, precision: torch.dtype) -> int:
-        """Bytes that the preconditioned gradients of one input take, and its products with a batch of examples."""
-        numbers = min(self.problem.n, PLANNED_BATCH) * self.problem.k * k
-        for chunk in self.stream.of(take(inputs, slice(0, 1)), self.stream.identity(k), k):
-            for tangent, basis in zip(chunk.tangents, self.bases, strict=True):  # one seen once is kept factored
-                numbers += math.prod(basis.shape) if is_outer_product(tangent) else k * basis.block.numel
-        return numbers * torch.finfo(precision).bits // 8
+            yield where, [Directions.of(some, basis, s.damped(self.ridge), precision) for some, basis, s in zipped]
 
     def _align(self, directions: list[Directions], m: int, k: int) -> Iterator[tuple[slice, Tensor]]:
         for where, tangents in self.stream.chunks("alignments"):
             yield where, contract(tangents, directions, m, k)
 
 
+# --- Inner products with preconditioned gradients, kept factored where that serves -----------------------------------
+
+
+PRODUCT_NUMBERS = {"cpu": 2**18, "cuda": 2**26}  # of scaled gradients that are held at once
+
+
+def align(tangent: Tangent, directions: Tensor) -> Tensor:
+    """<J_i^T u_c, v_q> for every example, cotangent and direction.
+
+    A layer seen at one position never has its gradient matrices formed: g^T V a takes one matrix product for each
+    direction. Layers with shared weights take that way too, unless forming the matrices first is cheaper.
+
+    Directions V are (q, *matrix shape of the block), and the inner products (n, c, q).
+    """
+    if isinstance(tangent, Dense):
+        return raised(tangent.values).to(directions.dtype) @ directions.T
+    if isinstance(tangent, Rows):
+        return _align_rows(tangent, directions)
+    return _align_kronecker(tangent, directions)
+
+
+def _align_kronecker(tangent: Kronecker, directions: Tensor) -> Tensor:
+    a, g = tangent.inputs().to(directions.dtype), tangent.grads().to(directions.dtype)
+    n, c, e, t, o = g.shape
+    i, q = a.shape[3], len(directions)
+    if not t:  # no example of this batch uses the layer
+        return directions.new_zeros(n, c, q)
+    factored = q * t * o * (i + c)
+    formed = c * o * i * (t + q)
+    numbers = q * t * o * e if factored <= formed else c * e * o * i
+    step = max(1, CHUNK_NUMBERS["cuda" if g.is_cuda else "cpu"] // numbers)
+    parts = []
+    for low in range(0, n, step):
+        some_a, some_g = a[low : low + step], g[low : low + step]
+        if factored <= formed:
+            moved = torch.einsum("neti,qeoi->netqo", some_a, directions)
+            left = some_g.permute(0, 2, 3, 1, 4).reshape(len(some_g), e * t, c, o)
+            parts.append(torch.einsum("nsco,nsqo->ncq", left, moved.flatten(1, 2)))
+        else:
+            matrices = torch.einsum("nceto,neti->nceoi", some_g, some_a)
+            parts.append(matrices.flatten(2) @ directions.flatten(1).T)
+    return torch.cat(parts)
+
+
+def _align_rows(tangent: Rows, directions: Tensor) -> Tensor:
+    rows, examples, values = tangent.aggregate()
+    n, c = tangent.index.shape[0], tangent.grads.shape[1]
+    values = raised(values).to(directions.dtype)  # (u, c, d)
+    found = values.new_zeros(n, c, len(directions))
+    step = max(1, CHUNK_NUMBERS["cuda" if values.is_cuda else "cpu"] // (len(directions) * values.shape[2]))
+    for low in range(0, len(rows), step):
+        part = slice(low, low + step)
+        products = torch.einsum("ucd,qud->ucq", values[part], directions[:, rows[part]])
+        found.index_add_(0, examples[part], products)
+    return found
+
+
+def is_outer_product(tangent: Tangent) -> bool:
+    """Whether the gradients of a block are outer products of two vectors."""
+    return isinstance(tangent, Kronecker) and tangent.positions == 1 and tangent.g.shape[2] == 1
+
+
+@dataclass(frozen=True)
+class OuterProducts:
+    """Outer products g a^T of n examples for c cotangents, split into what lies inside a basis and outside."""
+
+    a: Tensor  # (n, i)
+    a_inside: Tensor  # (n, x) coordinates
+    a_outside: Tensor  # (n, i)
+    g_inside: Tensor  # (n, c, y) coordinates
+    g_outside: Tensor  # (n, c, o), or fewer along a complement of the basis
+
+    @classmethod
+    def of(cls, tangents: Sequence[Tangent], basis: Basis, dtype: torch.dtype) -> OuterProducts:
+        """Split several chunks of gradients."""
+        outer = [one for one in tangents if isinstance(one, Kronecker)]
+        a = torch.cat([raised(one.inputs()).flatten(1) for one in outer]).to(dtype)
+        g = torch.cat([raised(one.grads()).flatten(2) for one in outer]).to(dtype)
+        return cls(a, *_split(a, basis.inputs), *_split(g, basis.outputs, basis.complement))
+
+
+def _split(rows: Tensor, basis: Tensor | None, complement: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Coordinates of rows (..., i) in a basis (1, i, x), and what lies outside of it, along a complement if given."""
+    if basis is None:
+        return rows, torch.zeros_like(rows)
+    columns = basis[0].to(rows.dtype)
+    inside = rows @ columns
+    return inside, rows - inside @ columns.T if complement is None else rows @ complement.to(rows.dtype)
+
+
+@dataclass(frozen=True)
+class Directions:
+    """F_lam^-1 times the gradients of m inputs for k cotangents each, in one block."""
+
+    tangents: Sequence[Tangent]
+    basis: Basis
+    damped: DiagonalMoments  # s + lambda
+    dtype: torch.dtype
+    own: OuterProducts | None  # the gradients, where all of them are outer products
+
+    @classmethod
+    def of(cls, tangents: Sequence[Tangent], basis: Basis, damped: DiagonalMoments, dtype: torch.dtype) -> Directions:
+        """Nothing is solved yet: it is clear with the other gradients which form serves."""
+        factored = all(is_outer_product(tangent) for tangent in tangents)
+        return cls(tangents, basis, damped, dtype, OuterProducts.of(tangents, basis, dtype) if factored else None)
+
+    def align(self, tangent: Tangent) -> Tensor:
+        """Inner products with the gradients of n examples for c cotangents: (n, c, m k)."""
+        if self.own is None or not is_outer_product(tangent):
+            return align(tangent, self._matrices)
+        return self._align_outer(OuterProducts.of([tangent], self.basis, self.dtype), self.own)
+
+    @cached_property
+    def _matrices(self) -> Tensor:
+        """(m k, *matrix shape of the block)."""
+        matrices = torch.cat([one.materialize().flatten(0, 1).to(self.dtype) for one in self.tangents])
+        return self.basis.solve(self.damped, matrices)
+
+    @cached_property
+    def _solved(self) -> Tensor:
+        """(m, y, x) inputs of the layer in the basis, divided by s + lambda."""
+        assert self.own is not None
+        return self.own.a_inside.unsqueeze(1) / self.damped.inside[0].to(self.dtype)
+
+    def _align_outer(self, others: OuterProducts, own: OuterProducts) -> Tensor:
+        """sum_y g_y g'_y B_y with B = sum_x a_x a'_x / (s + lambda), of every pair; what lies outside has one weight.
+
+        B takes one large product for many examples; scaled gradients of few of them are held at once.
+        """
+        m, k, y = own.g_inside.shape
+        n, c = others.g_inside.shape[:2]
+        weight = 1.0 / self.damped.outside if self.basis.outside else 0.0
+        numbers = PRODUCT_NUMBERS["cuda" if own.a.is_cuda else "cpu"]
+        many, few = (max(1, room // (m * max(y, 1))) for room in (16 * numbers, numbers // k))
+        found = own.a.new_empty(n, c, m * k)
+        for low in range(0, n, many):
+            here = slice(low, min(low + many, n))
+            scales = (others.a_inside[here] @ self._solved.flatten(0, 1).T).unflatten(1, (m, y))
+            if weight:
+                scales += (weight * others.a_outside[here] @ own.a_outside.T).unsqueeze(2)
+            pieces = zip(*(one.split(few) for one in (scales, others.g_inside[here], found[here])), strict=True)
+            for scale, left, into in pieces:
+                scaled = (scale.unsqueeze(2) * own.g_inside).view(len(scale), m * k, y)
+                torch.bmm(left, scaled.mT, out=into)
+            if weight:
+                alike = weight * others.a[here] @ own.a.T  # (n, m)
+                products = others.g_outside[here].flatten(0, 1) @ own.g_outside.flatten(0, 1).T
+                shaped = found[here].unflatten(2, (m, k))
+                shaped.addcmul_(products.view_as(shaped), alike[:, None, :, None])
+        return found
+
+
 def contract(tangents: Sequence[Tangent], directions: Sequence[Directions], m: int, k: int) -> Tensor:
     """(m, k, n, c) inner products of the gradients of n examples with the directions of m inputs, over all blocks."""
-    found = sum_of([one.align(tangent) for tangent, one in zip(tangents, directions, strict=True)])  # (n, c, m k)
+    parts = (one.align(tangent) for tangent, one in zip(tangents, directions, strict=True))
+    found = reduce(Tensor.add_, parts)  # (n, c, m k)
     return found.reshape(*found.shape[:2], m, k).permute(2, 3, 0, 1)
-
-
-def rotated_moments(sums: MeatSums, at: int) -> dict[str, DiagonalMoments]:
-    """The squares of one block in the meats' own basis, by name, but for those of homoscedastic noise."""
-    block = sums.sums[at]
-    assert isinstance(block, RotatedMomentSums)
-    named = zip(sums.names, block.rotated, strict=True)
-    return {name: DiagonalMoments(one, 0.0) for name, one in named if name != "ho"}
-
-
-def sum_of(parts: Sequence[Tensor]) -> Tensor:
-    """Add tensors of one shape up, the first one in place."""
-    first, *rest = parts
-    for part in rest:
-        first += part
-    return first
 
 
 @dataclass(frozen=True)
@@ -380,15 +460,11 @@ class SpectralSandwich(Sandwich):
 
     def predict(self, inputs: Inputs) -> Predicted:
         """One forward pass, k backward passes, and a few products."""
-        dtype = self.fitted.problem.dtype
-        outputs, grams = self._sum(inputs, lambda weights, view: weights.grams(view))
-        return Predicted(outputs.to(dtype), dict(zip(self.names, grams.to(dtype), strict=True)), None)
+        return Predicted(*self._sum(inputs, Weights.grams), None)
 
     def variances(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
         """The same without the covariances between outputs: gradients are read once for all estimators."""
-        dtype = self.fitted.problem.dtype
-        outputs, found = self._sum(inputs, lambda weights, view: weights.variances(view))
-        return outputs.to(dtype), dict(zip(self.names, found.to(dtype), strict=True))
+        return self._sum(inputs, Weights.variances)
 
     def share_chosen_by_rounding(self) -> float:
         """Share of HeC3 of the weights, by its trace, along directions of the eigenbasis that rounding chooses."""
@@ -403,20 +479,22 @@ class SpectralSandwich(Sandwich):
             open_ += float(inside[chosen_by_rounding(basis, s.inside, precision)].sum())
         return open_ / total if total > 0 else 0.0
 
-    def _sum(self, inputs: Inputs, of: Callable[[Weights, BasisView], Tensor]) -> tuple[Tensor, Tensor]:
-        """Outputs, and sums over blocks of something (w, n, k) or (w, n, k, k)."""
-        stream, k = self.fitted.stream, self.fitted.problem.output_count(inputs)
+    def _sum(self, inputs: Inputs, of: Callable[[Weights, BasisView], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs, and sums over blocks of something (n, k) or (n, k, k) for each estimator."""
+        problem, stream = self.fitted.problem, self.fitted.stream
+        k = problem.output_count(inputs)
         outputs, sums = [], []
         with stream.few_threads(batch_size(inputs, "this batch"), k):
             for chunk in stream.of(inputs, stream.identity(k), k):
-                views = zip(self.weights, chunk.views(self.fitted.bases, self.fitted.problem), strict=True)
-                sums.append(sum_of([of(weights, view) for weights, view in views]))
+                views = zip(self.weights, chunk.views(self.fitted.bases, problem), strict=True)
+                sums.append(reduce(Tensor.add_, (of(weights, view) for weights, view in views)))
                 outputs.append(chunk.outputs)
                 del chunk, views  # the next chunk needs the memory
-        if self.fitted.problem.half:  # their gradients alone are in half precision
+        if problem.half:  # their gradients alone are in half precision
             with torch.no_grad():
-                outputs = [self.fitted.problem.network(inputs)]
-        return torch.cat(outputs), torch.cat(sums, dim=1)
+                outputs = [problem.network(inputs)]
+        found = torch.cat(sums, dim=1).to(problem.dtype)
+        return torch.cat(outputs).to(problem.dtype), dict(zip(self.names, found, strict=True))
 
 
 def chosen_by_rounding(basis: Basis, eigenvalues: Tensor, precision: torch.dtype) -> Tensor:
@@ -427,8 +505,7 @@ def chosen_by_rounding(basis: Basis, eigenvalues: Tensor, precision: torch.dtype
     grouped = eigenvalues if basis.block.kind == "kronecker" else eigenvalues.unsqueeze(0)  # (e, o, i), (1, ..., i)
     found = torch.zeros_like(grouped, dtype=torch.bool)
     limit = torch.finfo(precision).eps * grouped.flatten(1).amax(1)
-    outputs_axis = 1 if basis.block.kind == "kronecker" else grouped.dim() - 1
-    for matrix, axis in ((basis.inputs, grouped.dim() - 1), (basis.outputs, outputs_axis)):
+    for matrix, axis in ((basis.inputs, grouped.dim() - 1), (basis.outputs, 1)):
         if matrix is not None:
             others = [one for one in range(1, grouped.dim()) if one != axis]
             flat = (grouped.amax(others) if others else grouped) <= limit.unsqueeze(1)  # (e, side)

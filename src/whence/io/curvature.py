@@ -10,15 +10,14 @@ from typing import Any, TypeVar, get_args
 
 from whence.curvature import FittedCurvature, Groups, Meats, NewtonStep, Sandwich
 from whence.curvature.accumulate import Features, LayerGradients, LayerSizes, TrainingRows
-from whence.curvature.base import AlignmentSandwich, RidgePath
-from whence.curvature.dual import FittedDual
-from whence.curvature.iterative import FittedIterative
-from whence.curvature.kronecker import DiagonalMoments, Spectrum
+from whence.curvature.aligned import AlignmentSandwich, FittedDual, FittedIterative
+from whence.curvature.base import RidgePath
+from whence.curvature.kronecker import Spectrum
 from whence.curvature.leaves import FittedLeaves, LeafFeatures, LeafSandwich
 from whence.curvature.primal import FittedPrimal, PrimalSandwich, Projected, Whitening
-from whence.curvature.rotation import Basis, Weights
+from whence.curvature.rotation import Basis, DiagonalMoments, Weights
 from whence.curvature.spectral import FittedSpectral, SpectralSandwich
-from whence.curvature.two_bases import MeatRotation, TwoBasisWeights
+from whence.curvature.two_bases import TwoBasisWeights
 from whence.data.targets import Positions
 from whence.errors import InputError
 from whence.estimators import AdjustedResiduals
@@ -34,7 +33,6 @@ R = TypeVar("R")
 
 COMMON: dict[str, Any] = {
     "ridge": "number 0",
-    "degrees_of_freedom": "number 0",
     "notes": "texts",
     "leverage_blocks": "algebra n k k",
     "path": RidgePath | None,
@@ -147,7 +145,7 @@ def _read_block(saved: Saved, problem: Linearization) -> Block:
 
 BASES: dict[str, dict[str, tuple[str, ...]]] = {
     "kronecker": {"inputs": ("e", "i", "any"), "outputs": ("e", "o", "any")},
-    "rows": {"outputs": ("one", "i", "any")},
+    "rows": {"inputs": ("i", "any")},
     "dense": {"inputs": ("i", "any")},
 }
 """Sides of a basis that is not the identity, by the kind of the block, and their axes."""
@@ -261,8 +259,7 @@ def _write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandw
         write(part, "weights", sandwich.weights[at])
         part.put(score=bread.spectrum.score[at], step=bread.step[at], rotated=rotation is not None)
         if rotation is not None:
-            part.put(rotation_inputs=rotation.inputs, rotation_outputs=rotation.outputs)
-            part.part("meat_basis").put(inputs=rotation.basis.inputs, outputs=rotation.basis.outputs)
+            part.part("rotation").put(inputs=rotation.inputs, outputs=rotation.outputs)
 
 
 def _read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
@@ -299,19 +296,20 @@ def _read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[
     return bread, SpectralSandwich(bread, tuple(names), weights)
 
 
-def _read_rotation(saved: Saved, basis: Basis) -> MeatRotation:
-    """A basis of the meats among the leading coordinates of `basis`, and the rotation to it."""
-    meat_basis = _read_basis(saved.part("meat_basis"), basis.block)
-    shape = meat_basis.shape
-    if any(mine > whole for mine, whole in zip(shape, basis.shape, strict=True)) or meat_basis.inputs is None:
-        raise saved.wrong("meat_basis", f"a part of {basis.shape}")
-    if meat_basis.outputs is None:
-        saved.sizes.update({"rotated": shape, "flipped": shape})
-        return MeatRotation(meat_basis, saved.tensor("rotation_inputs", "working", "rotated", "rotated"), None)
-    e, o, i = shape
-    saved.sizes.update({"rotated": shape, "flipped": (e, i, o), "inputs": (e, i, i), "outputs": (e, o, o)})
-    inputs, outputs = (saved.tensor(f"rotation_{name}", "working", name) for name in ("inputs", "outputs"))
-    return MeatRotation(meat_basis, inputs, outputs)
+def _read_rotation(saved: Saved, basis: Basis) -> Basis:
+    """The rotation of the leading coordinates in `basis` to those in the meats' own."""
+    part, kind = saved.part("rotation"), basis.block.kind
+    sides = [side for side in ("inputs", "outputs") if part.has(side)]
+    if sides != list(BASES[kind]) or kind == "rows":
+        raise saved.wrong("rotation", f"one of a {kind} block")
+    lead = ["groups"] if kind == "kronecker" else []
+    part.sizes["groups"] = basis.shape[:1]
+    rotation = Basis(basis.block, *(part.tensor(side, "working", *lead, side, side) for side in sides))
+    shape = rotation.shape
+    if any(mine > whole for mine, whole in zip(shape, basis.shape, strict=True)):
+        raise saved.wrong("rotation", f"one of a part of {basis.shape}")
+    saved.sizes.update({"rotated": shape, "flipped": (*shape[:-2], *reversed(shape[-2:]))})
+    return rotation
 
 
 Writer = Callable[[Draft, Any, Any], None]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from whence.errors import CorruptArtifactError, FormatError, InputError, MissingFileError
 
-FORMAT = 6
+FORMAT = 7
 """The format that is written and read."""
 
 MAX_HEADER_BYTES, MAX_HEADER_ITEMS = 16 * 2**20, 2**20

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from whence.curvature import conjugate_gradients
 from whence.curvature.base import times_hessian
-from whence.curvature.iterative import curvature_times
+from whence.curvature.aligned import curvature_times
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import InputError, SingularCurvatureError, TooLargeError
 from whence.estimators import assemble

@@ -75,7 +75,7 @@ def corner(block: Block, keep: float) -> Basis:
         e, o, i = block.matrix_shape
         return Basis(block, columns(e, i), columns(e, o))
     if block.kind == "rows":
-        return Basis(block, outputs=columns(1, block.matrix_shape[1]))
+        return Basis(block, inputs=columns(block.matrix_shape[1]))
     return Basis(block, inputs=columns(block.numel))
 
 
@@ -208,8 +208,8 @@ def test_factors_are_second_moments_of_inputs_and_gradients(make: Callable[[int]
         assert factors.outputs is None
     else:
         phi = tangent.materialize()
-        same(factors.outputs, 3 * torch.einsum("ncvd,ncve->de", phi, phi).unsqueeze(0))
-        assert factors.inputs is None
+        same(factors.inputs, 3 * torch.einsum("ncvd,ncve->de", phi, phi))
+        assert factors.outputs is None
 
 
 @every_tangent

@@ -59,10 +59,9 @@ def check(form: Rotated, phi: Tensor) -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
     weights = normal(3, c, seed=2)
-    same(form.squares(weights), torch.einsum("qc,nc...->q...", weights, phi.square()))
-    if c == 1:
-        weights = normal(n, 3, seed=7)
-        same(form.weighted_squares(weights), torch.einsum("nq,n...->q...", weights, phi[:, 0].square()))
+    same(form.squares(weights.unsqueeze(1)), torch.einsum("qc,nc...->q...", weights, phi.square()))
+    weights = normal(3, n, c, seed=7)
+    same(form.squares(weights), torch.einsum("qnc,nc...->q...", weights, phi.square()))
     weights = normal(2, *shape, seed=3)
     flat = phi.reshape(n, c, -1)
     same(form.grams(weights), torch.einsum("wp,ncp,ndp->wncd", weights.reshape(2, -1), flat, flat))
@@ -108,7 +107,7 @@ def basis_of(block: Block) -> Basis:
         e, o, i = block.matrix_shape
         return Basis(block, orthogonal(e, i), orthogonal(e, o))
     if block.kind == "rows":
-        return Basis(block, outputs=orthogonal(1, block.matrix_shape[1]))
+        return Basis(block, inputs=orthogonal(block.matrix_shape[1]))
     return Basis(block, inputs=orthogonal(block.numel))
 
 
@@ -128,7 +127,7 @@ def turned(phi: Tensor, basis: Basis) -> Tensor:
     if block.kind == "dense":
         return phi if basis.inputs is None else phi @ basis.inputs
     if block.kind == "rows":
-        dense = torch.kron(torch.eye(block.matrix_shape[0], dtype=torch.float64), basis.outputs[0])
+        dense = torch.kron(torch.eye(block.matrix_shape[0], dtype=torch.float64), basis.inputs)
         return (phi.flatten(2) @ dense).reshape(*phi.shape[:2], *basis.shape)
     parts = []
     for group in range(block.groups):
