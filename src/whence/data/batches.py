@@ -34,6 +34,9 @@ SEARCHED = 64
 Inputs = Any
 """What a model is called with: a tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
 
+Call = Callable[[Inputs], Tensor]
+"""Runs a model on a batch: outputs (n, k)."""
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -20,7 +20,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from whence.data.batches import Inputs, batch_size, take
+from whence.data.batches import Call, Inputs, batch_size, take
 from whence.jacobian.gradients import (
     Block,
     Concatenated,
@@ -39,8 +39,6 @@ from whence.jacobian.rules.channels_last import ConvolutionBackward, Relu, Scale
 from whence.jacobian.rules.embeddings import scatter
 from whence.jacobian.views import Columns
 from whence.runtime.model_state import plain_kernels
-
-Call = Callable[[Inputs], Tensor]  # runs the user's model on a batch: outputs (n, k)
 
 
 @contextmanager
@@ -256,28 +254,6 @@ def gradients(
     return [one.to_dense() if one.is_sparse else one for one in filled]
 
 
-def pull_back(
-    outputs: Tensor,
-    records: Sequence[Record],
-    layouts: Sequence[Layout],
-    cotangents: Tensor,
-    *,
-    last: bool,
-    batched: bool = False,
-) -> list[UseGradients]:
-    """Pull cotangents (c, n, k) back to every use, in one vectorised pass if `batched`; `last` frees the graph."""
-    if not records:
-        return []
-    uses = [UseGradients(record, layout, len(outputs)) for record, layout in zip(records, layouts, strict=True)]
-    passes = [cotangents] if batched else [*cotangents]
-    for number, cotangent in enumerate(passes):
-        keep = not last or number + 1 < len(passes)
-        found = (_vectorized if batched else output_gradients)(outputs, records, cotangent, keep)
-        for use, grads in zip(uses, found, strict=True):
-            use.add(grads if batched or grads is None else grads.unsqueeze(0), len(cotangents) if batched else 1)
-    return uses
-
-
 def output_gradients(
     outputs: Tensor, records: Sequence[Record], cotangent: Tensor, keep: bool = True
 ) -> Sequence[Tensor | None]:
@@ -311,7 +287,6 @@ class UseGradients:
         self.grads: list[Tensor] = []  # (n, c, ...) in the output, a few of all cotangents each; none if reduced
         self._reduced: dict[str, list[Tensor]] = {role: [] for role in record.roles}
         self._reduces = record.use.kind == "dense" or "weight" not in record.roles
-        self._use = record.use.precomputed() if self._reduces else record.use
 
     def add(self, grads: Tensor | None, cotangents: int) -> None:
         """Add gradients (c, *shape) in the output; `None` for zeros."""
@@ -326,7 +301,7 @@ class UseGradients:
             values.append(self._dense(role, grads))
 
     def _dense(self, role: str, grads: Tensor) -> Tensor:
-        values = self._use.dense(role, self.layout, grads)
+        values = self.record.use.dense(role, self.layout, grads)
         return values.reshape(*grads.shape[:2], *self.record.roles[role].tensor.shape)
 
     def of_parameter(self, name: str) -> Iterator[tuple[Root, Tensor]]:
@@ -359,15 +334,32 @@ def _to_roots(source: Tracked, grads: Tensor) -> Iterator[tuple[Root, Tensor]]:
 
 
 def tangents_of(
-    blocks: Sequence[Block], uses: Sequence[UseGradients], outputs: Tensor, cotangents: int
+    blocks: Sequence[Block],
+    outputs: Tensor,
+    records: Sequence[Record],
+    layouts: Sequence[Layout],
+    cotangents: Tensor,
+    *,
+    last: bool,
+    batched: bool = False,
 ) -> list[Tangent]:
-    """The tangents of all blocks, each from all uses of its parameters; zero where there are none."""
-    by_parameter: dict[str, set[int]] = {}
-    for at, use in enumerate(uses):
-        for name in use.record.parameters:
-            by_parameter.setdefault(name, set()).add(at)
-    empty = outputs.detach().new_zeros(len(outputs), cotangents, 0)
-    own = (set().union(*(by_parameter.get(name, ()) for name in block.parameters)) for block in blocks)
+    """Pull cotangents (c, n, k) back to every use, in one vectorised pass if `batched`, and on to the blocks.
+
+    A block is zero where no use is recorded; `last` frees the graph.
+    """
+    uses = [UseGradients(record, layout, len(outputs)) for record, layout in zip(records, layouts, strict=True)]
+    passes = [cotangents] if batched else [*cotangents]
+    for number, cotangent in enumerate(passes if records else ()):
+        keep = not last or number + 1 < len(passes)
+        found = (_vectorized if batched else output_gradients)(outputs, records, cotangent, keep)
+        for use, grads in zip(uses, found, strict=True):
+            use.add(grads if batched or grads is None else grads.unsqueeze(0), len(cotangents) if batched else 1)
+    of_parameter: dict[str, set[int]] = {}
+    for at, record in enumerate(records):
+        for name in record.parameters:
+            of_parameter.setdefault(name, set()).add(at)
+    empty = outputs.detach().new_zeros(len(outputs), len(cotangents), 0)
+    own = (set().union(*(of_parameter.get(name, ()) for name in block.parameters)) for block in blocks)
     return [_tangent(block, [uses[at] for at in sorted(of)], empty) for block, of in zip(blocks, own, strict=True)]
 
 
@@ -499,6 +491,3 @@ class OneByOne:
             each = [gradients(row, leaves, u) for u in cotangents[:, at : at + 1]]
             examples.append([torch.stack(grads) for grads in zip(*each, strict=True)])
         return dict(zip(self._parameters, map(torch.stack, zip(*examples, strict=True)), strict=True))
-
-
-Run = Vectorized | OneByOne

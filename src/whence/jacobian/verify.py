@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_map
 
-from whence.data.batches import Inputs, batch_size, take
+from whence.data.batches import Call, Inputs, batch_size, take
 from whence.errors import ShapeError, UncapturedParameterError
-from whence.jacobian.gradients import Kronecker, Layout, Tangent, possible_layouts
-from whence.jacobian.record import Call, differentiable, output_gradients
+from whence.jacobian.gradients import Kronecker, Layout, Tangent
+from whence.jacobian.record import differentiable, output_gradients
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import Record, flat_arguments
 from whence.linalg import gradients_not_finite
@@ -158,18 +158,12 @@ def close(one: Tensor, other: Tensor, relative: float, scale: Tensor | None = No
 # --- Where the examples are -------------------------------------------------------------------------------------------
 
 
-def possible_layouts_of(record: Record, n: int) -> list[Layout]:
-    """Every layout in which the output of a use could hold n examples, the likeliest first."""
-    found = possible_layouts(record.use.axes(record.shape), record.shape, n)
-    return [layout for layout in found if record.use.accepts(layout, record.shape, n)]
-
-
 def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[list[Layout] | None]:
     """The layouts in which gradients from some examples are zero for all others; `None` for uses without a gradient."""
     n, cotangent = len(outputs), _random_cotangent(outputs)
     plain = output_gradients(outputs, records, cotangent)
     have = [at for at, gradient in enumerate(plain) if gradient is not None and bool(gradient.any())]
-    left = {at: possible_layouts_of(records[at], n) for at in have}
+    left = {at: records[at].possible_layouts(n) for at in have}
     for examples in separating_sets(n).to(outputs.device) if have else ():
         grads = output_gradients(outputs, [records[at] for at in have], cotangent * examples[:, None])
         for at, gradient in zip(have, grads, strict=True):

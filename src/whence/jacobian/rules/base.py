@@ -87,10 +87,6 @@ class Use(ABC):
         inputs, outputs = promoted(a.tensor(), g.tensor())
         return torch.einsum("neti,nceto->nceio" if self.transposed else "neti,nceto->nceoi", inputs, outputs)
 
-    def precomputed(self) -> Use:
-        """The same use, with what `dense` needs for every cotangent computed once."""
-        return self
-
     def accepts(self, layout: Layout, shape: Sequence[int], n: int) -> bool:
         """Whether an output of this shape may hold n examples in this layout."""
         return True
@@ -138,6 +134,11 @@ class Record:
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters that are used."""
         return tuple(root.parameter for source in self.roles.values() for root in source.roots)
+
+    def possible_layouts(self, n: int) -> list[Layout]:
+        """Every layout in which the output could hold n examples, the likeliest first."""
+        found = possible_layouts(self.use.axes(self.shape), self.shape, n)
+        return [layout for layout in found if self.use.accepts(layout, self.shape, n)]
 
 
 @dataclass
