@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointError
 from whence.data.batches import Batch, Call, Inputs, batch_size, take, to_device
 from whence.errors import ShapeError, UncapturedParameterError, first_line
 from whence.jacobian import verify
-from whence.jacobian.gradients import Block, Dense, Layout, Tangent, concatenate
+from whence.jacobian.gradients import Block, Dense, Layout, Tangent, concatenate, normal_numbers
 from whence.jacobian.record import OneByOne, Vectorized, differentiable, gradient_forms, make_blocks, tangents_of, walk
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import BatchAxes, Record, Recorder
@@ -161,8 +161,7 @@ class Capture:
         """Whether one vectorised backward pass gives what one pass for each cotangent gives, on these inputs."""
         try:
             run = self.run(inputs)
-            draw = torch.Generator("cpu").manual_seed(0)
-            cotangents = torch.randn(2, *run.outputs.shape, generator=draw, dtype=torch.float64, device="cpu")
+            cotangents = normal_numbers((2, *run.outputs.shape), 0, run.outputs)
             each = [run.tangents(cotangents, batched=batched) for batched in (False, True)]
             pairs = ((one.materialize(), other.materialize()) for one, other in zip(*each, strict=True))
             return all(verify.close(other, one, verify.tolerance(one.dtype, one.device)) for one, other in pairs)
@@ -306,7 +305,8 @@ class Capture:
                 same = self._known.setdefault(record.key, layout) == layout
                 self._known[record.key] = layout if same else None
         self._verified |= Counter({key: counts[key] for key in compared})
-        self._batch_axes.confirmed |= {site for at in batch.found if (site := batch.records[at].site) is not None}
+        sites = (batch.records[at].site for at in batch.found)
+        self._batch_axes.answers.update((site, True) for site in sites if site is not None)
         return True
 
     def _reuse_layouts(self, batch: _RecordedBatch) -> list[int]:

@@ -38,7 +38,7 @@ from whence.jacobian.rules.base import Record, Root, Tracked
 from whence.jacobian.rules.channels_last import ConvolutionBackward, Relu, ScaleBackward
 from whence.jacobian.rules.embeddings import scatter
 from whence.jacobian.views import Columns
-from whence.runtime.model_state import plain_kernels
+from whence.runtime.model_state import plain_kernels, signed
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def _may_reorder(node: Any, n: int, last: bool) -> bool:
     if kind in ALONG_AXES:
         axes = getattr(node, "_saved_dims", None) or (getattr(node, "_saved_dim", 0),)
         # Of the outputs, only the first axis holds examples.
-        return any(_size(node, axis) % n == 0 for axis in map(_signed, axes) if not (last and axis == 1))
+        return any(_size(node, axis) % n == 0 for axis in map(signed, axes) if not (last and axis == 1))
     check = REORDERING.get(kind)
     return check is not None and check(node, n)
 
@@ -134,10 +134,6 @@ def _by_matrix(node: Any, n: int) -> bool:
     return tuple(sizes[-2:]) == (n, n) and tuple(sizes[:-2]) in ((), (1,))
 
 
-def _signed(axis: int) -> int:
-    return axis - 2**64 if axis >= 2**63 else axis
-
-
 def _size(node: Any, axis: int) -> int:
     """Size of an axis of the node's output; 0, a multiple of any n, if this version of torch does not store it."""
     known = getattr(node, "_input_metadata", None)
@@ -155,8 +151,8 @@ REORDERING: dict[str, Callable[[Any, int], bool]] = {
     **dict.fromkeys(("Index", "IndexPut", "IndexPutImpl"), _by_index),
     **dict.fromkeys(("Mm", "Bmm"), _by_matrix),
     "Embedding": lambda node, n: bool(getattr(node.next_functions[0][0], "next_functions", ())),  # of no parameter
-    "Cat": lambda node, n: _signed(getattr(node, "_saved_dim", 0)) == 0,
-    "Stack": lambda node, n: _signed(getattr(node, "_saved_dim", 0)) == 0 and len(node.next_functions) == n,
+    "Cat": lambda node, n: signed(getattr(node, "_saved_dim", 0)) == 0,
+    "Stack": lambda node, n: signed(getattr(node, "_saved_dim", 0)) == 0 and len(node.next_functions) == n,
 }
 """Functions that may move one row of a batch to another, by the names of their nodes: along axes that may hold the
 examples, or by a check of their own."""

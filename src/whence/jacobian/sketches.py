@@ -30,6 +30,7 @@ from whence.errors import InputError, StaleModelError
 from whence.jacobian.network import Network, SeparateExamples
 from whence.jacobian.views import OutputMixtures, OutputView, Softmax, SoftmaxColumns, chunk_of_positions
 from whence.likelihoods import Categorical, Likelihood
+from whence.runtime.model_state import signed
 
 ALL_OUTPUTS = 64  # up to which no sketch is used by default
 COLUMNS = 16  # of a sketch, by default, of a training set of a few thousand examples or fewer
@@ -321,23 +322,18 @@ def random_signs(examples: Tensor, places: Tensor, count: int, seed: int) -> Ten
 
 def _hash(examples: Tensor, places: Tensor, stream: int, seed: int) -> Tensor:
     """(n, t) 64 random bits: a counter through the steps of SplitMix64, in integers that wrap around."""
-    found = _scrambled(_scrambled(torch.full_like(examples, _signed(seed))) + stream)
+    found = _scrambled(_scrambled(torch.full_like(examples, signed(seed))) + stream)
     found = _scrambled(found + examples)
     return _scrambled(found + places)
 
 
 def _scrambled(words: Tensor) -> Tensor:
-    words = (words + 1) * _signed(0x9E3779B97F4A7C15)
-    words = (words ^ _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
-    words = (words ^ _shifted(words, 27)) * _signed(0x94D049BB133111EB)
+    words = (words + 1) * signed(0x9E3779B97F4A7C15)
+    words = (words ^ _shifted(words, 30)) * signed(0xBF58476D1CE4E5B9)
+    words = (words ^ _shifted(words, 27)) * signed(0x94D049BB133111EB)
     return words ^ _shifted(words, 31)
 
 
 def _shifted(words: Tensor, count: int) -> Tensor:
     """Without the sign, which torch would shift in."""
     return (words >> count) & ((1 << (64 - count)) - 1)
-
-
-def _signed(word: int) -> int:
-    """64 bits as torch counts them."""
-    return (word + 2**63) % 2**64 - 2**63

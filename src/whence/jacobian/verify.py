@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 
 from whence.data.batches import Call, Inputs, batch_size, take
 from whence.errors import ShapeError, UncapturedParameterError
-from whence.jacobian.gradients import Kronecker, Layout, Tangent
+from whence.jacobian.gradients import Kronecker, Layout, Tangent, normal_numbers
 from whence.jacobian.record import differentiable, output_gradients
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import Record, flat_arguments
@@ -105,19 +105,13 @@ def reference_on_graph(
     outputs: Tensor, inputs: Inputs, parameters: Mapping[str, Tensor], precision: torch.dtype
 ) -> AutogradReference:
     """Autograd's gradients of outputs with a graph, which is kept."""
-    cotangent = _random_cotangent(outputs)
+    cotangent = normal_numbers(outputs.shape, len(outputs), outputs)
     found: Sequence[Tensor | None] = [None] * len(parameters)
     if outputs.requires_grad:
         found = torch.autograd.grad(outputs, list(parameters.values()), cotangent, retain_graph=True, allow_unused=True)
     dense = [g.to_dense() if g is not None and g.is_sparse else g for g in found]
     gradients = dict(zip(parameters, dense, strict=True))
     return AutogradReference(inputs, outputs.detach(), precision, cotangent, gradients)
-
-
-def _random_cotangent(outputs: Tensor) -> Tensor:
-    """Random numbers (n, k), the same for every batch of n examples."""
-    generator = torch.Generator("cpu").manual_seed(len(outputs))
-    return torch.randn(outputs.shape, generator=generator, dtype=torch.float64, device="cpu").to(outputs.detach())
 
 
 class _Precision(TorchFunctionMode):
@@ -160,7 +154,7 @@ def close(one: Tensor, other: Tensor, relative: float, scale: Tensor | None = No
 
 def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[list[Layout] | None]:
     """The layouts in which gradients from some examples are zero for all others; `None` for uses without a gradient."""
-    n, cotangent = len(outputs), _random_cotangent(outputs)
+    n, cotangent = len(outputs), normal_numbers(outputs.shape, len(outputs), outputs)
     plain = output_gradients(outputs, records, cotangent)
     have = [at for at, gradient in enumerate(plain) if gradient is not None and bool(gradient.any())]
     left = {at: records[at].possible_layouts(n) for at in have}
@@ -191,7 +185,7 @@ def rows_are_in_place(outputs: Tensor, records: Sequence[Record], layouts: Seque
     """
     n = len(outputs)
     base = 7 if outputs.dtype == torch.float16 else 15  # how many powers of two the precision has room for
-    cotangent, number = _random_cotangent(outputs), torch.arange(n, device=outputs.device)
+    cotangent, number = normal_numbers(outputs.shape, len(outputs), outputs), torch.arange(n, device=outputs.device)
     plain = output_gradients(outputs, records, cotangent)
     for place in takewhile(lambda place: place == 1 or place < n, (base**digit for digit in count())):
         power = torch.pow(2.0, (number // place % base - base // 2).double()).to(outputs.dtype)

@@ -45,9 +45,9 @@ def checksum(tensor: Tensor) -> int:
     words, total = numbers.view(torch.int32 if numbers.element_size() % 4 == 0 else torch.uint8), 0
     multiples = _multiples(numbers.device)
     for number, piece in enumerate(words.split(len(multiples))):
-        odd = multiples[: len(piece)] + _signed(number * len(multiples) * GOLDEN) | 1
+        odd = multiples[: len(piece)] + signed(number * len(multiples) * GOLDEN) | 1
         total += int(odd.mul_(piece).sum())
-    return _signed(total)
+    return signed(total)
 
 
 @cache
@@ -55,8 +55,8 @@ def _multiples(device: torch.device) -> Tensor:
     return torch.arange(PIECE.get(device.type, PIECE["cpu"]), device=device) * GOLDEN
 
 
-def _signed(word: int) -> int:
-    """The last 64 bits, as torch counts them."""
+def signed(word: int) -> int:
+    """The last 64 bits of a whole number, as torch counts them."""
     return (word + 2**63) % 2**64 - 2**63
 
 
