@@ -21,7 +21,7 @@ from whence.jacobian.sketches import ALL_COLUMNS, ALL_OUTPUTS, COLUMNS, HessianS
 from whence.jacobian.views import OutputView
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import eigh
-from whence.runtime.execution import Passes, Precision, Progress, State
+from whence.runtime.execution import Execution, Passes, Precision, Progress, State
 from whence.runtime.memory import Budget, free_memory, readable
 
 CHUNK_SHARE = 0.05  # of the memory budget that a chunk of Jacobian rows takes, at most
@@ -285,12 +285,9 @@ def linearize(
     selection: Selection,
     batches: Batches,
     likelihood: Likelihood,
-    *,
-    dtype: torch.dtype,
+    execution: Execution,
     budget: Budget,
-    progress: Progress,
-    chunk_size: int | None,
-    columns: int | None = None,
+    columns: int | None,
     seed: int = 0,
 ) -> Linearization:
     """Run the network once over its training data, and check model and data.
@@ -299,7 +296,7 @@ def linearize(
     """
     if columns == 0:
         columns = default_columns(network, batches)
-    units, sketch, gram = None, None, None
+    dtype, units, sketch, gram = execution.dtype, None, None, None
     if columns is None:
         outputs, residuals, roots, weights, units = _loss_derivatives(network, batches, likelihood, dtype, budget)
     else:
@@ -308,7 +305,8 @@ def linearize(
         residuals, roots = sketched_derivatives(outputs)
         batches.views = sketch.views
     given = (network, selection, batches, likelihood, outputs, residuals, roots, none_if_ones(weights))
-    return Linearization(*given, dtype, budget, progress, chunk_size, units, sketch, gram, batches.passes)
+    running = (dtype, budget, batches.progress, execution.chunk_size)
+    return Linearization(*given, *running, units, sketch, gram, batches.passes)
 
 
 def _loss_derivatives(
