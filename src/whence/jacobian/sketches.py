@@ -65,6 +65,9 @@ class SketchedOutputs(NamedTuple):
         return self._replace(classes=pad(self.classes, (0, 0, 0, more), value=-1), floors=pad(self.floors, (0, more)))
 
 
+Sketched = tuple[OutputView, Tensor, Tensor, Tensor, Labels]  # view, A^T f, A^T A, weights (n, t) of positions, labels
+
+
 @dataclass
 class HessianSketch:
     """Views of a few combinations of the outputs of each training example, the same in every pass."""
@@ -108,17 +111,21 @@ class HessianSketch:
         self._separate.check(batch.inputs, outputs, where)
         for chunk in self._chunks(batch, outputs[0].numel(), sampled):
             some = outputs[chunk.start - batch.start :][: chunk.size]
-            view, found = (self._from_labels if sampled else self._from_signs)(some, chunk, where)
+            view, values, gram, weights, labels = (self._by_labels if sampled else self._by_signs)(some, chunk, where)
+            largest = some.new_zeros(len(some)) if sampled else some.abs().flatten(1).amax(1)
+            kept = (one.to(self.dtype) for one in (values, gram, example_weights(chunk.weights, weights), largest))
+            found = SketchedOutputs._make([*kept, (weights > 0).sum(1), *labels])
             if self.saved is not None:
                 self._check_saved(some, chunk.rows, found.gram, where)
             yield replace(chunk, inputs=view), outputs.shape[1:], found
 
     def _chunks(self, batch: Batch, outputs: int, sampled: bool) -> Iterator[Batch]:
         """Parts of a batch whose examples have so many outputs."""
+        device, most = self.network.device, MIXTURE_BYTES // (torch.float64.itemsize * (self.columns + 1))
         if sampled:
-            most = _chunk_bytes(self.network.device) // torch.float32.itemsize
-        else:
-            most = MIXTURE_BYTES // (torch.float64.itemsize * (self.columns + 1))
+            on_gpu = device.type == "cuda"
+            size = CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory if on_gpu else CHUNK_BYTES
+            most = int(size) // torch.float32.itemsize
         step = max(1, most // outputs)
         for low in range(0, batch.size, step):
             some = slice(low, min(low + step, batch.size))
@@ -158,26 +165,18 @@ class HessianSketch:
         classes, floors = (torch.cat(each).unflatten(0, (len(examples), -1)) for each in zip(*drawn, strict=True))
         return Labels(classes, floors.to(self.dtype))
 
-    def _from_labels(self, outputs: Tensor, batch: Batch, where: str) -> tuple[OutputView, SketchedOutputs]:
+    def _by_labels(self, outputs: Tensor, batch: Batch, where: str) -> Sketched:
         assert isinstance(self.likelihood, Categorical)
         flat = outputs.flatten(0, -2)
         _, sizes = self.likelihood.check_labels(targets_at(batch.targets, outputs, where), flat, where)
         weights = position_weights(batch.weights, outputs, sizes > 0, where).double()
         labels = self._sampled(flat, *self._places(batch, weights)) if self.labels is None else self._known(batch)
         view = self._softmax_columns(batch, where, labels)
-        values, gram = view.products(outputs)
-        return view, SketchedOutputs(
-            values.to(self.dtype),
-            gram.to(self.dtype),
-            example_weights(batch.weights, weights).to(self.dtype),
-            values.new_zeros(len(outputs), dtype=self.dtype),
-            (weights > 0).sum(1),
-            *labels,
-        )
+        return view, *view.products(outputs), weights, labels
 
     # --- Random signs -------------------------------------------------------------------------------------------------
 
-    def _from_signs(self, outputs: Tensor, batch: Batch, where: str) -> tuple[OutputView, SketchedOutputs]:
+    def _by_signs(self, outputs: Tensor, batch: Batch, where: str) -> Sketched:
         n, k = len(outputs), outputs.shape[-1]
         shaped = outputs.double()  # exact for rounded outputs, however confident
         flat = shaped.reshape(-1, k)
@@ -194,15 +193,10 @@ class HessianSketch:
         roots = (roots * each.sqrt().unsqueeze(2)).reshape(n, -1, self.columns)
         check_finite((roots, residuals), f"derivatives of the {likelihood.name} loss", where)
         columns = torch.cat([roots, residuals], dim=2)
-        return OutputMixtures(batch.inputs, columns.to(outputs.dtype)), SketchedOutputs(
-            (shaped.reshape(n, 1, -1) @ columns).squeeze(1).to(self.dtype),
-            (columns.mT @ columns).to(self.dtype),
-            example_weights(batch.weights, weights).to(self.dtype),
-            outputs.abs().flatten(1).amax(1).to(self.dtype),
-            (weights > 0).sum(1),
-            torch.zeros(n, 0, self.columns, dtype=torch.int32, device=outputs.device),
-            torch.zeros(n, 0, dtype=self.dtype, device=outputs.device),
-        )
+        values = (shaped.reshape(n, 1, -1) @ columns).squeeze(1)
+        none = torch.zeros(n, 0, self.columns, dtype=torch.int32, device=outputs.device)
+        labels = Labels(none, none[:, :, 0].to(self.dtype))
+        return OutputMixtures(batch.inputs, columns.to(outputs.dtype)), values, columns.mT @ columns, weights, labels
 
     def _mixing(self, n: int, size: int, start: int, like: Tensor) -> Tensor:
         """M (n, q, c) with E[M M^T] = I for the q = `size` columns of a root: random signs, or all columns."""
@@ -245,12 +239,6 @@ class HessianSketch:
                 f"where they are up to {float(least[at].max()):.3g}). The weights are the same, the outputs are not: "
                 "build the model as it was then, and load where it computes in the same precision; or fit again here."
             )
-
-
-def _chunk_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return CHUNK_BYTES
-    return int(CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
 # --- Random numbers ---------------------------------------------------------------------------------------------------

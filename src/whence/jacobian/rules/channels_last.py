@@ -7,7 +7,7 @@ third of the speed of a GPU's memory where one factor is the same for all cotang
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -106,37 +106,36 @@ class FastRelu(TorchFunctionMode):
 
 
 class _Elementwise(torch.autograd.Function):
-    """Gradients (n, ...) times something that is the same for all cotangents, with a rule for vmap."""
+    """Gradients (n, x, h, w) and something that is the same for all cotangents, which a kernel reads once for all."""
+
+    kernel: ClassVar[str]  # its name in `whence.jacobian.fused`
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Nothing is differentiated twice."""
 
+    @classmethod
+    def vmap(cls, info: Any, in_dims: Any, grad: Tensor, other: Tensor) -> tuple[Tensor, int]:
+        """For all cotangents, which come first."""
+        grad = grad.movedim(in_dims[0], 0)
+        kernels = fused_kernels(grad)
+        last = other.dim() == 1 or other.permute(0, 2, 3, 1).is_contiguous()
+        if kernels is not None and last and grad.permute(0, 1, 3, 4, 2).is_contiguous():
+            return getattr(kernels, cls.kernel)(grad, other), 0
+        return cls.forward(grad, other), 0
+
 
 class _TimesChannels(_Elementwise):
+    kernel = "times_channels"
+
     @staticmethod
     def forward(grad: Tensor, scale: Tensor) -> Tensor:
         return grad * scale.reshape(-1, 1, 1)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, grad: Tensor, scale: Tensor) -> tuple[Tensor, int]:
-        grad = grad.movedim(in_dims[0], 0)
-        kernels = fused_kernels(grad)
-        if kernels is not None and grad.permute(0, 1, 3, 4, 2).is_contiguous():
-            return kernels.times_channels(grad, scale), 0
-        return grad * scale.reshape(-1, 1, 1), 0
-
 
 class _WherePositive(_Elementwise):
+    kernel = "where_positive"
+
     @staticmethod
     def forward(grad: Tensor, out: Tensor) -> Tensor:
         return torch.where(out > 0, grad, 0.0)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, grad: Tensor, out: Tensor) -> tuple[Tensor, int]:
-        grad = grad.movedim(in_dims[0], 0)
-        kernels = fused_kernels(grad)
-        last, lying = out.permute(0, 2, 3, 1).is_contiguous(), grad.permute(0, 1, 3, 4, 2).is_contiguous()
-        if kernels is not None and last and lying:
-            return kernels.where_positive(grad, out), 0
-        return torch.where(out > 0, grad, 0.0), 0
