@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from whence.data.batches import Batch, Batches, Inputs, batch_size, check_finite, describe, take
@@ -28,8 +27,8 @@ from whence.errors import (
     did_you_mean,
     first_line,
 )
-from whence.jacobian.rules.base import bind
-from whence.jacobian.rules.channels_last import FastRelu
+from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, bind
+from whence.jacobian.rules.channels_last import fast_relu
 from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
 from whence.jacobian.views import OutputView
 from whence.runtime.model_state import plain_kernels, without_cudnn
@@ -118,7 +117,7 @@ class Network:
         """Raise unless the first examples have the same outputs in every call, in any batch; return notes."""
         inputs = take(inputs, slice(0, CHECKED_EXAMPLES))
         with torch.no_grad():
-            with _NoRescaling():
+            with Intercept(_without_rescaling):
                 once = self(inputs, "batch 0")
             again = self(inputs, "batch 0")
             check_finite(once, "outputs of the model", "batch 0")
@@ -225,13 +224,11 @@ def _check_own(alone: Tensor, together: Tensor, name: str, scale: float) -> None
         )
 
 
-class _NoRescaling(TorchFunctionMode):
-    """Refuses calls of `F.embedding` with `max_norm`, which would change the weight."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (F.embedding, F.embedding_bag):
-            refuse_rescaling(bind(TABLE if func is F.embedding else BAG, args, kwargs or {}), ["max_norm"])
-        return func(*args, **(kwargs or {}))
+def _without_rescaling(function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """A call, unless it is one of `F.embedding` with `max_norm`, which would change the weight."""
+    if function in (F.embedding, F.embedding_bag):
+        refuse_rescaling(bind(TABLE if function is F.embedding else BAG, args, kwargs), ["max_norm"])
+    return function(*args, **kwargs)
 
 
 def parameter_slots(model: nn.Module) -> dict[str, list[str]]:
@@ -304,7 +301,7 @@ def in_half(network: Network, few: Inputs | None = None) -> Callable[[Inputs], T
             return network(inputs)
 
     def channels_last(inputs: Inputs) -> Tensor:
-        with FastRelu():
+        with Intercept(fast_relu):
             return call(tree_map(_channels_last, inputs))
 
     convolutional = any(isinstance(module, nn.Conv2d) for module in network.model.modules())

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from whence.data.batches import Call, Inputs, batch_size, take
@@ -34,7 +33,7 @@ from whence.jacobian.gradients import (
     Tangent,
     Whole,
 )
-from whence.jacobian.rules.base import Record, Root, Tracked
+from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, Record, Root, Tracked
 from whence.jacobian.rules.channels_last import ConvolutionBackward, Relu, ScaleBackward
 from whence.jacobian.rules.embeddings import scatter
 from whence.jacobian.views import Columns
@@ -437,18 +436,6 @@ def _common_rows(index: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
 # (control flow that depends on data), the examples are run one at a time.
 
 
-class Substitution(TorchFunctionMode):
-    """Hands every torch function the given tensors in place of the parameters."""
-
-    def __init__(self, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self._values = {id(parameter): values[name] for name, parameter in parameters.items()}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map(lambda value: self._values.get(id(value), value), (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-
 class Vectorized:
     """All examples at once, through `torch.vmap`."""
 
@@ -457,8 +444,14 @@ class Vectorized:
         self._copies = {name: p.detach().expand(n, *p.shape).requires_grad_() for name, p in parameters.items()}
 
         def single(values: dict[str, Tensor], example: Inputs) -> Tensor:
+            copies = {id(parameter): values[name] for name, parameter in parameters.items()}
+
+            def substituted(function: Function, args: Arguments, kwargs: Keywords) -> Any:
+                args, kwargs = tree_map(lambda value: copies.get(id(value), value), (args, kwargs))
+                return function(*args, **kwargs)
+
             one = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, example)
-            with Substitution(parameters, values):
+            with Intercept(substituted):
                 return call(one).squeeze(0)
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)

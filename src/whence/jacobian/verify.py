@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import resolve_name
 from torch.utils._pytree import tree_map
 
 from whence.data.batches import Call, Inputs, batch_size, take
@@ -25,7 +25,7 @@ from whence.errors import ShapeError, UncapturedParameterError
 from whence.jacobian.gradients import Kronecker, Layout, Tangent, normal_numbers
 from whence.jacobian.record import differentiable, output_gradients
 from whence.jacobian.rules import READERS
-from whence.jacobian.rules.base import Record, flat_arguments
+from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, Record, flat_arguments
 from whence.linalg import gradients_not_finite
 
 # --- Autograd's gradients, to compare with ----------------------------------------------------------------------------
@@ -114,31 +114,26 @@ def reference_on_graph(
     return AutogradReference(inputs, outputs.detach(), precision, cotangent, gradients)
 
 
-class _Precision(TorchFunctionMode):
-    """Finds the coarsest dtype in which a model computes: a float32 model may use bfloat16 inside."""
-
-    coarsest: torch.dtype = torch.float64
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.is_floating_point():
-            self.coarsest = max(self.coarsest, out.dtype, key=lambda dtype: torch.finfo(dtype).eps)
-        return out
-
-
 def _check_independent(call: Call, inputs: Inputs, outputs: Tensor) -> torch.dtype:
     """Raise if the outputs of an example depend on the others in the batch; return the precision of the model."""
     half = (len(outputs) + 1) // 2
-    mode = _Precision()
-    with torch.no_grad(), mode:
+    dtypes = [torch.float64]  # in which the model computes: one in float32 may use bfloat16 inside
+
+    def noted(function: Function, args: Arguments, kwargs: Keywords) -> Any:
+        out = function(*args, **kwargs)
+        dtypes.extend([out.dtype] if isinstance(out, Tensor) and out.is_floating_point() else [])
+        return out
+
+    with torch.no_grad(), Intercept(noted):
         alone = call(take(inputs, slice(0, half)))
-    if not close(alone, outputs[:half], tolerance(mode.coarsest, outputs.device), outputs.double().norm()):
+    precision = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    if not close(alone, outputs[:half], tolerance(precision, outputs.device), outputs.double().norm()):
         raise UncapturedParameterError(
             f"expected the outputs of an example not to depend on the others in its batch, got a difference of "
             f"{float((alone - outputs[:half]).abs().max()):.3g} between a batch and its first half. Call model.eval(), "
             "and use no layer that mixes examples (batch statistics, attention or pooling across the batch)."
         )
-    return mode.coarsest
+    return precision
 
 
 def close(one: Tensor, other: Tensor, relative: float, scale: Tensor | None = None) -> bool:
@@ -208,24 +203,17 @@ def _multiplied(before: Tensor, after: Tensor, layout: Layout, power: Tensor) ->
 # --- What no rule covers, in words ------------------------------------------------------------------------------------
 
 
-class _UncoveredCalls(TorchFunctionMode):
-    """Collects the names of functions without a rule that take a parameter."""
-
-    def __init__(self, parameter: Tensor) -> None:
-        super().__init__()
-        self.parameter = parameter
-        self.names: set[str] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        uses_it = any(one is self.parameter for one in flat_arguments(args, kwargs or {}))
-        if func not in READERS and uses_it and isinstance(out, (Tensor, tuple, list)):
-            self.names.add(resolve_name(func) or getattr(func, "__name__", repr(func)))
-        return out
-
-
 def uncovered_calls(call: Call, parameter: Tensor, inputs: Inputs) -> str:
     """What a model does with a parameter that no rule covers, in words."""
-    with torch.no_grad(), _UncoveredCalls(parameter) as calls:
+    names: set[str] = set()
+
+    def noted(function: Function, args: Arguments, kwargs: Keywords) -> Any:
+        out = function(*args, **kwargs)
+        uses_it = any(one is parameter for one in flat_arguments(args, kwargs))
+        if function not in READERS and uses_it and isinstance(out, (Tensor, tuple, list)):
+            names.add(resolve_name(function) or getattr(function, "__name__", repr(function)))
+        return out
+
+    with torch.no_grad(), Intercept(noted):
         call(inputs)
-    return f"it goes into {', '.join(sorted(calls.names))}" if calls.names else "it is used in a way no rule covers"
+    return f"it goes into {', '.join(sorted(names))}" if names else "it is used in a way no rule covers"

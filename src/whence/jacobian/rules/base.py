@@ -238,6 +238,17 @@ class Recorder(TorchFunctionMode):
         return found
 
 
+class Intercept(TorchFunctionMode):
+    """Every call of a torch function goes through `call(function, args, kwargs)`."""
+
+    def __init__(self, call: Callable[[Function, Arguments, Keywords], Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._call(func, args, kwargs or {})
+
+
 Reader: TypeAlias = Callable[[Recorder, Function, Arguments, Keywords], Any]
 
 

@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from whence.jacobian.gradients import fused_kernels
-from whence.jacobian.rules.base import bind
+from whence.jacobian.rules.base import Arguments, Function, Keywords, bind
 
 RELU: set[Callable[..., Any]] = {F.relu, torch.relu, Tensor.relu}
 
@@ -94,15 +93,12 @@ class Relu(torch.autograd.Function):
         return run(_WherePositive, grads[0], ctx.saved_tensors[0])
 
 
-class FastRelu(TorchFunctionMode):
-    """Replaces ReLUs of images with channels last by one whose backward pass is fast."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Other calls, and those in place, are left alone."""
-        given = bind(("input", "inplace"), args, kwargs or {}) if func in RELU else {}
-        if not given.get("inplace") and has_channels_last(given.get("input")):
-            return run(Relu, given["input"])
-        return func(*args, **(kwargs or {}))
+def fast_relu(function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """A call, by `Relu` where it is a ReLU of images with channels last, and not in place."""
+    given = bind(("input", "inplace"), args, kwargs) if function in RELU else {}
+    if not given.get("inplace") and has_channels_last(given.get("input")):
+        return run(Relu, given["input"])
+    return function(*args, **kwargs)
 
 
 class _Elementwise(torch.autograd.Function):
