@@ -136,19 +136,28 @@ class Network:
         """Raise if the outputs of the first or the last example depend on the others; return notes."""
         inputs = take(inputs, slice(0, CHECKED_EXAMPLES))
         n = batch_size(inputs, "batch 0")
-        if n == 1:
-            return []
-        with torch.no_grad():
-            ends = {0: "the first example of batch 0", n - 1: "the last of the first examples"}
-            alone = {at: self(take(inputs, slice(at, at + 1)), f"{name} alone") for at, name in ends.items()}
-            try:
+        try:
+            with torch.no_grad():
                 outputs = self(inputs, "the first examples together") if outputs is None else outputs
-            except (InputError, ShapeError) as error:  # batches of one example, as the model wants them
-                return [f"the model takes one example at a time, not {n} at once ({first_line(error)})"]
-        scale = float(outputs.abs().max())
-        for at, name in ends.items():
-            _check_own(alone[at][0], outputs[at], name, scale)
+        except (InputError, ShapeError) as error:  # batches of one example, as the model wants them
+            return [f"the model takes one example at a time, not {n} at once ({first_line(error)})"]
+        for at, name in {0: "the first example of batch 0", n - 1: "the last of the first examples"}.items():
+            self.check_alone(inputs, outputs, at, name, float(outputs.abs().max()))
         return []
+
+    def check_alone(self, inputs: Inputs, outputs: Tensor, at: int, name: str, scale: float) -> None:
+        """Raise unless an example has the same outputs alone as among the outputs (n, k) of its batch."""
+        if len(outputs) == 1:
+            return
+        with torch.no_grad():
+            alone, together = self(take(inputs, slice(at, at + 1)), f"{name} alone")[0], outputs[at]
+        gap = float((alone - together).abs().max()) if alone.shape == together.shape else float("inf")
+        if not gap <= TOLERANCES["alone"].get(together.dtype, 1e-2) * scale:
+            raise NotDeterministicError(
+                f"expected each example's outputs to be its own, got other outputs for {name} when it comes alone (a "
+                f"difference of {gap:.3g} where outputs reach {scale:.3g}). The model mixes the examples of a batch: "
+                "look for statistics over the batch, or for batch_first=False in attention and recurrent layers."
+            )
 
     def check_connected(self, parameters: Mapping[str, Tensor], inputs: Inputs) -> list[str]:
         """Names of the selected parameters that the outputs do not depend on; raise if they depend on none."""
@@ -208,20 +217,7 @@ class SeparateExamples:
         flat = outputs.detach().flatten(1)
         self.scale = max(self.scale, float(flat.abs().max()))
         at = int((flat - flat.mean(0)).abs().amax(1).argmax())
-        with torch.no_grad():
-            alone = self.network(take(inputs, slice(at, at + 1)), f"one example of {where} alone")
-        _check_own(alone[0], flat[at], f"example {at} of {where}", self.scale)
-
-
-def _check_own(alone: Tensor, together: Tensor, name: str, scale: float) -> None:
-    """Raise unless an example has the same outputs alone and in its batch."""
-    gap = float((alone - together).abs().max()) if alone.shape == together.shape else float("inf")
-    if not gap <= TOLERANCES["alone"].get(together.dtype, 1e-2) * scale:
-        raise NotDeterministicError(
-            f"expected each example's outputs to be its own, got other outputs for {name} when it comes alone (a "
-            f"difference of {gap:.3g} where outputs reach {scale:.3g}). The model mixes the examples of a batch: look "
-            "for statistics over the batch, or for batch_first=False in attention and recurrent layers."
-        )
+        self.network.check_alone(inputs, flat, at, f"example {at} of {where}", self.scale)
 
 
 def _without_rescaling(function: Function, args: Arguments, kwargs: Keywords) -> Any:
