@@ -197,27 +197,47 @@ class Network:
         return ran[-1]
 
 
-class SeparateExamples:
-    """Checks that outputs do not depend on other examples: the most unusual of some batches is run alone.
+class CheckedOutputs:
+    """Outputs of one batch after the other: of one shape, finite, and each example's its own.
 
-    On more than the first: a layer that mixes examples may have no effect there (a closed gate, dead units).
+    For the last, the most unusual example of some batches is run alone. On more than the first batch: a layer that
+    mixes examples may have no effect there (a closed gate, dead units).
     """
 
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self.batches = 0
-        self.scale = 0.0
+    def __init__(self, network: Network, same_positions: bool) -> None:
+        self.network, self.same_positions = network, same_positions  # whether all batches have the same positions
+        self.shape = torch.Size()  # (..., k) of the outputs of an example in the first batch
+        self.batches, self.scale = 0, 0.0
 
-    def check(self, inputs: Inputs, outputs: Tensor, where: str) -> None:
-        """Raise if an example of this batch has other outputs when it is run alone."""
+    def __call__(self, inputs: Inputs, where: str) -> Tensor:
+        """Outputs (n, ..., k) without a graph, or an error."""
+        with torch.no_grad():
+            outputs = self.network.shaped(inputs, where).detach()
+        here = outputs.shape[1:]
+        self.shape = self.shape or here
+        if here != self.shape and (self.same_positions or here[-1:] != self.shape[-1:] or len(here) != len(self.shape)):
+            advice = (
+                " Sequences of several lengths are padded to one, or reduced to a few mixtures of their outputs: "
+                "fit(..., hessian_columns=16)."
+            )
+            raise ShapeError(
+                f"expected {in_words(self.shape)} as in batch 0, got {in_words(here)} in {where}. Wrap the model in a "
+                "module that returns the same number of outputs for every batch." + advice * self.same_positions
+            )
+        check_finite(outputs, "outputs of the model", where)
         self.batches += 1
-        checked = CHECKED_BATCHES if outputs[0].numel() < MANY_OUTPUTS else 0
-        if len(outputs) < 2 or (self.batches > checked and self.batches & (self.batches - 1)):
-            return
-        flat = outputs.detach().flatten(1)
-        self.scale = max(self.scale, float(flat.abs().max()))
-        at = int((flat - flat.mean(0)).abs().amax(1).argmax())
-        self.network.check_alone(inputs, flat, at, f"example {at} of {where}", self.scale)
+        checked = CHECKED_BATCHES if here.numel() < MANY_OUTPUTS else 0
+        if len(outputs) > 1 and not (self.batches > checked and self.batches & (self.batches - 1)):
+            flat = outputs.flatten(1)
+            self.scale = max(self.scale, float(flat.abs().max()))
+            at = int((flat - flat.mean(0)).abs().amax(1).argmax())
+            self.network.check_alone(inputs, flat, at, f"example {at} of {where}", self.scale)
+        return outputs
+
+
+def in_words(shape: torch.Size) -> str:
+    """A shape (..., k) of outputs, for messages."""
+    return f"{shape[-1]} outputs" + (f" at {' x '.join(map(str, shape[:-1]))} positions" if len(shape) > 1 else "")
 
 
 def _without_rescaling(function: Function, args: Arguments, kwargs: Keywords) -> Any:

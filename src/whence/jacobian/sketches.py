@@ -27,7 +27,7 @@ from torch.nn.functional import pad
 from whence.data.batches import Batch, check_finite, take
 from whence.data.targets import example_weights, position_weights, targets_at
 from whence.errors import InputError, StaleModelError
-from whence.jacobian.network import Network, SeparateExamples
+from whence.jacobian.network import CheckedOutputs, Network
 from whence.jacobian.views import OutputMixtures, OutputView, Softmax, SoftmaxColumns, chunk_of_positions
 from whence.likelihoods import Categorical, Likelihood
 from whence.runtime.model_state import signed
@@ -84,12 +84,12 @@ class HessianSketch:
     saved: Tensor | None = None  # (n, c + 1, c + 1) A^T A of the fit that was loaded: it must be the same here
 
     def __post_init__(self) -> None:
-        self._separate = SeparateExamples(self.network)
+        self.outputs = CheckedOutputs(self.network, same_positions=False)
 
     def views(self, batch: Batch, where: str) -> Iterator[Batch]:
         """Parts of a batch whose outputs fit in memory, with views as inputs."""
         if self.labels is None or self.saved is not None or not self._samples(batch.targets):
-            yield from (view for view, _, _ in self.derivatives(batch, where))
+            yield from (view for view, _ in self.derivatives(batch, where))
             return
         for chunk in self._chunks(batch, self.width * batch.targets[0].numel(), sampled=True):
             yield replace(chunk, inputs=self._softmax_columns(chunk, where, self._known(chunk)))
@@ -101,14 +101,11 @@ class HessianSketch:
             return False
         return self.columns < self.width * targets[0].numel()
 
-    def derivatives(self, batch: Batch, where: str) -> Iterator[tuple[Batch, torch.Size, SketchedOutputs]]:
-        """The same parts, the shape (..., k) of an example's outputs, and what the first pass keeps."""
-        with torch.no_grad():
-            outputs = self.network.shaped(batch.inputs, where).detach()
-        check_finite(outputs, "outputs of the model", where)
+    def derivatives(self, batch: Batch, where: str) -> Iterator[tuple[Batch, SketchedOutputs]]:
+        """The same parts, and what the first pass keeps of them."""
+        outputs = self.outputs(batch.inputs, where)
         self.width = outputs.shape[-1]
         sampled = self._samples(batch.targets)
-        self._separate.check(batch.inputs, outputs, where)
         for chunk in self._chunks(batch, outputs[0].numel(), sampled):
             some = outputs[chunk.start - batch.start :][: chunk.size]
             view, values, gram, weights, labels = (self._by_labels if sampled else self._by_signs)(some, chunk, where)
@@ -117,7 +114,7 @@ class HessianSketch:
             found = SketchedOutputs._make([*kept, (weights > 0).sum(1), *labels])
             if self.saved is not None:
                 self._check_saved(some, chunk.rows, found.gram, where)
-            yield replace(chunk, inputs=view), outputs.shape[1:], found
+            yield replace(chunk, inputs=view), found
 
     def _chunks(self, batch: Batch, outputs: int, sampled: bool) -> Iterator[Batch]:
         """Parts of a batch whose examples have so many outputs."""
