@@ -87,10 +87,6 @@ class Use(ABC):
         inputs, outputs = promoted(a.tensor(), g.tensor())
         return torch.einsum("neti,nceto->nceio" if self.transposed else "neti,nceto->nceoi", inputs, outputs)
 
-    def accepts(self, layout: Layout, shape: Sequence[int], n: int) -> bool:
-        """Whether an output of this shape may hold n examples in this layout."""
-        return True
-
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
         """The two sides (n, e, t, i) and (n, c, e, t, o) of a kronecker use."""
         raise NotImplementedError(f"{type(self).__name__} has no Kronecker form")
@@ -137,8 +133,7 @@ class Record:
 
     def possible_layouts(self, n: int) -> list[Layout]:
         """Every layout in which the output could hold n examples, the likeliest first."""
-        found = possible_layouts(self.use.axes(self.shape), self.shape, n)
-        return [layout for layout in found if self.use.accepts(layout, self.shape, n)]
+        return list(possible_layouts(self.use.axes(self.shape), self.shape, n))
 
 
 @dataclass
