@@ -14,10 +14,19 @@ from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Re
 
 # --- Attention --------------------------------------------------------------------------------------------------------
 
+
+def _projected(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+    """Queries, keys and values: as torch's own, but gradients of one product's parts are joined, not padded and added."""
+    if query is key is value:
+        return [part.contiguous() for part in F.linear(query, weight, bias).chunk(3, -1)]
+    biases = (None, None, None) if bias is None else bias.chunk(3)
+    return [F.linear(*each) for each in zip((query, key, value), weight.chunk(3), biases, strict=True)]
+
+
 # torch's own function, which is written in Python, without the line by which it hands the whole call to the recorder.
 OWN_ATTENTION = FunctionType(
     F.multi_head_attention_forward.__code__,
-    {**vars(F), "has_torch_function": lambda tensors: False},
+    {**vars(F), "has_torch_function": lambda tensors: False, "_in_projection_packed": _projected},
     argdefs=F.multi_head_attention_forward.__defaults__,
 )
 
