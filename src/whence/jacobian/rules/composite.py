@@ -16,7 +16,7 @@ from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Re
 
 
 def _projected(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
-    """Queries, keys and values: as torch's own, but gradients of one product's parts are joined, not padded and added."""
+    """Queries, keys and values: as by torch, but gradients of one product's parts are joined, not padded and added."""
     if query is key is value:
         return [part.contiguous() for part in F.linear(query, weight, bias).chunk(3, -1)]
     biases = (None, None, None) if bias is None else bias.chunk(3)
