@@ -198,13 +198,8 @@ MODELS: dict[str, Model] = {
     "EmbeddingBag, max": Model(lambda: Bags(mode="max"), words, frozenset({"inner.weight"})),
     "attention": Model(lambda: SelfAttention(batch_first=True), tokens),
     "attention, sequence first": Model(lambda: SelfAttention(batch_first=False, bias=False), tokens),
-    "attention, extra keys": Model(
-        lambda: SelfAttention(batch_first=True, add_zero_attn=True),
-        tokens,
-        frozenset(
-            f"attention.{name}" for name in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
-        ),
-    ),
+    "attention, extra keys": Model(lambda: SelfAttention(batch_first=True, add_zero_attn=True), tokens),
+    "attention, learned extra keys": Model(lambda: SelfAttention(batch_first=True, add_bias_kv=True), tokens),
     "cross attention": Model(
         lambda: CrossAttention(together=True),
         lambda n: (tokens(n), tokens(n)[:, :2].exp()),

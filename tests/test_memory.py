@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import whence
-from whence.runtime.memory import Budget, few_at_once, free_memory, readable
+from whence.linalg import eigh, few_at_once
+from whence.runtime.memory import Budget, free_memory, readable
 
 CPU = torch.device("cpu")
 
@@ -25,6 +26,18 @@ def test_small_matrices_are_decomposed_in_pieces(device: torch.device) -> None:
     assert len(few_at_once(matrices)) == (1 if device.type == "cpu" else 13)
     assert torch.equal(torch.cat(few_at_once(matrices, most=250)), matrices)
     assert {len(piece) for piece in few_at_once(matrices, most=50)} == {1}  # one at least
+    assert (
+        max(len(piece) for piece in few_at_once(torch.zeros(9000, 1, 1), most=9000)) == 4096
+    )  # however small they are
+
+
+def test_decompositions_in_pieces_are_those_of_all(device: torch.device) -> None:
+    roots = torch.randn(5000, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
+    values, vectors = eigh(roots @ roots.mT)
+    torch.testing.assert_close(vectors @ torch.diag_embed(values) @ vectors.mT, roots @ roots.mT)
+    values, vectors = eigh(roots[:, :1, :1])
+    assert torch.equal(values, roots[:, 0, :1])
+    assert torch.equal(vectors, torch.ones_like(roots[:, :1, :1]))
 
 
 @pytest.mark.gpu
@@ -34,8 +47,7 @@ def test_the_workspace_of_small_decompositions_does_not_grow() -> None:
     for count in (1000, 4000):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        for piece in few_at_once(matrices[:count]):
-            torch.linalg.eigh(piece)
+        eigh(matrices[:count])
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[1] <= peaks[0] + 2**20
     assert peaks[1] < 256 * 2**20

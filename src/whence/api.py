@@ -14,7 +14,7 @@ from whence.curvature import EKFAC, KFAC, Auto, Core, Diagonal, Exact, Sketch, S
 from whence.data.batches import combine
 from whence.errors import InputError, did_you_mean
 from whence.fitting import FitOptions, by_name, check_columns, check_ridge, run_fit
-from whence.io import Given, restore
+from whence.io import restore
 from whence.jacobian.network import Choice, unwrap
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Uncertainty, join
@@ -207,8 +207,7 @@ def load(
     if not isinstance(model, nn.Module):
         model = leaf_sum(model)[0]
         train_loader = None if train_loader is None else training_batches(model, train_loader)
-    given = Given(unwrap(model), train_loader, likelihood, max_memory, progress)
-    return restore(Path(path), given, Tracer)
+    return restore(Path(path), Tracer, unwrap(model), train_loader, likelihood, max_memory, progress)
 
 
 def gather(found: Uncertainty | None) -> Uncertainty:

@@ -247,17 +247,8 @@ def estimate(
         read = (time.perf_counter() - start) / first.size
         selection = select(network, parameters, first.inputs)
         few = take((first.inputs, first.targets, *([] if first.weights is None else [first.weights])), slice(0, SAMPLE))
-        small = linearize(
-            network,
-            selection,
-            Batches([few], network.device, quiet),
-            loss,
-            dtype=execution.dtype,
-            budget=Budget(network.device, execution.max_memory),
-            progress=quiet,
-            chunk_size=execution.chunk_size,
-            columns=columns,
-        )
+        sample, budget = Batches([few], network.device, quiet), Budget(network.device, execution.max_memory)
+        small = linearize(network, selection, sample, loss, execution, budget, columns)
         n, batch = count_examples(batches)
         stream = None if isinstance(model, LeafSum) else LayerGradients(small)
         seen = next(iter(small.batches)).inputs  # with the mixtures of outputs, where there are some

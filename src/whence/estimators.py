@@ -31,7 +31,6 @@ from whence.errors import InputError
 from whence.jacobian.linearization import Folds, Linearization
 from whence.likelihoods import Noise
 from whence.linalg import eigh
-from whence.runtime.memory import few_at_once
 
 ESTIMATORS = ("ho", "hec0", "hec1", "hec2", "hec3", "jackknife", "laplace")
 
@@ -117,8 +116,7 @@ def hat_blocks(leverage_blocks: Tensor, roots: Tensor | None) -> Tensor:
 
 def hat_roots(hats: Tensor, roots: Tensor | None) -> tuple[Tensor, Tensor]:
     """Roots R_i (n, k, q) of the same Hessians L_i with R_i^T Q_i R_i diagonal, and these diagonals h (n, q)."""
-    pairs = [eigh(some) for some in few_at_once((hats + hats.mT) / 2)]
-    values, vectors = (torch.cat(some) for some in zip(*pairs, strict=True))
+    values, vectors = eigh((hats + hats.mT) / 2)
     return vectors if roots is None else roots @ vectors, values.clamp_min(0.0)
 
 

@@ -184,18 +184,8 @@ def run_fit(
             first = batches.first()
             sizes = (columns + 1, first.targets[0].numel(), (length(batches.loader) or 1) * first.size)
             smaller = require_plan(options.structure, network, selection, first.inputs, *sizes, budget)
-        problem = linearize(
-            network,
-            selection,
-            batches,
-            options.likelihood,
-            dtype=options.execution.dtype,
-            budget=budget,
-            progress=bar,
-            chunk_size=options.execution.chunk_size,
-            columns=columns,
-            seed=options.execution.seed,
-        )
+        planned = (options.likelihood, options.execution, budget, columns, options.execution.seed)
+        problem = linearize(network, selection, batches, *planned)
         tracer = _fit_within_memory(options, problem, fingerprints, smaller)
         if batches.passes.shared:  # from now on this process is on its own, and the data of the others are elsewhere
             gathered = processes.all_gather_object("the fingerprints of the data", batches.fingerprints)

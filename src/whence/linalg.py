@@ -12,6 +12,26 @@ from whence.runtime.model_state import one_thread
 SMALL = 512  # matrices up to this size are decomposed in less time by one thread than by two
 
 
+MANY, MATRICES = 2**15, 2**12  # numbers, and matrices, that are decomposed at once on a GPU
+
+
+def few_at_once(matrices: Tensor, most: int | None = None) -> tuple[Tensor, ...]:
+    """Small matrices (n, k, k) in pieces that may be decomposed at once; in one piece on a CPU.
+
+    cuSOLVER takes a workspace of 300 kB and more for the eigenvectors of each matrix, however small: 15 GB for 50,000
+    examples of ten classes. A piece has `MANY` numbers and `MATRICES` matrices at most.
+
+    Examples:
+        >>> [len(piece) for piece in few_at_once(torch.zeros(5, 3, 3), most=18)]
+        [2, 2, 1]
+    """
+    if most is None and not matrices.is_cuda:
+        return (matrices,)
+    each = max(1, matrices.shape[-1] * matrices.shape[-2])
+    pieces: tuple[Tensor, ...] = matrices.split(min(MATRICES, max(1, (MANY if most is None else most) // each)))
+    return pieces
+
+
 def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """`torch.linalg.eigh` of (..., m, m): eigenvalues, ascending, and eigenvectors.
 
@@ -22,8 +42,12 @@ def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
         >>> values.tolist()
         [1.0, 2.0]
     """
+    if matrices.shape[-1] == 1:
+        return matrices.squeeze(-1), torch.ones_like(matrices)
+    pieces = few_at_once(matrices) if matrices.dim() == 3 else (matrices,)
     with one_thread(not matrices.is_cuda and matrices.shape[-1] <= SMALL):
-        values, vectors = torch.linalg.eigh(matrices)
+        pairs = [torch.linalg.eigh(some) for some in pieces]
+    values, vectors = pairs[0] if len(pairs) == 1 else (torch.cat(some) for some in zip(*pairs, strict=True))
     return values, vectors
 
 

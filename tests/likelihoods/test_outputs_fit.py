@@ -146,7 +146,7 @@ def test_sampled_labels_are_unbiased(columns: int, spread: float) -> None:
     data = [(torch.zeros(n, 1), labels, weights.expand(n, -1))]
     batches = Batches(data, torch.device("cpu"), Progress(False))
     sketch = HessianSketch(network, loss, columns, 7, torch.float64)
-    ((_, _, found),) = list(sketch.derivatives(batches.first(), "batch 0"))
+    ((_, found),) = list(sketch.derivatives(batches.first(), "batch 0"))
     sketch.labels, batches.views = Labels(found.classes, found.floors), sketch.views
     view = batches.first().inputs
     seen = columns_one_by_one(view, many.flatten(1))
@@ -308,7 +308,7 @@ def test_curvature_of_a_transformer_is_unbiased(columns: int) -> None:
     for seed in range(200):
         data = Batches([(x, y)], torch.device("cpu"), Progress(False))
         sketch = HessianSketch(Network(model), whence.Categorical(), columns, seed, torch.float64)
-        ((seen, _, _),) = list(sketch.derivatives(data.first(), "batch 0"))
+        ((seen, _),) = list(sketch.derivatives(data.first(), "batch 0"))
         pulled = columns_one_by_one(seen.inputs, outputs.flatten(1)).mT @ jacobians
         roots = pulled[:, :-1].flatten(0, 1)
         draws.append(roots.T @ roots)

@@ -34,6 +34,9 @@ SEARCHED = 64
 Inputs = Any
 """What a model is called with: a tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
 
+Call = Callable[[Inputs], Tensor]
+"""Runs a model on a batch: outputs (n, k)."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -190,10 +193,8 @@ class Batches:
         return next(iter(self._viewed(Batch(raw[0], targets, 0, len(targets), raw[2]), 0)))
 
     def distinct_inputs(self) -> Inputs:
-        """The inputs of the first batch, with some of later ones where it has no two examples that differ."""
+        """The inputs of the first batch, which has no two examples that differ, with some of later ones."""
         inputs = self.first().inputs
-        if examples_differ(inputs):
-            return inputs
         local: list[Inputs] = []
         for number, batch in enumerate(self.read(None)):
             local.append(take(batch.inputs, slice(0, SEARCHED)))

@@ -31,7 +31,6 @@ from whence.jacobian.leaves import LeafSum
 from whence.jacobian.views import OutputView, SelectedOutputs
 from whence.linalg import eigh, solve_lower
 from whence.runtime.execution import partial_data_error
-from whence.runtime.memory import few_at_once
 
 FEATURES = 2048
 """Random projections of a gradient, where there are more weights."""
@@ -173,7 +172,7 @@ class Neighbours:
     def leverages_without(self) -> Tensor:
         """(n,) the same, each in the fit without it: the trace of H (1 - H)^-1 for its block H of the hat matrix."""
         blocks = (self.gradients @ self.gradients.mT).double()
-        values = torch.cat([eigh(some)[0] for some in few_at_once(blocks)]).clamp(0.0, 1.0 - 1e-9)
+        values = eigh(blocks)[0].clamp(0.0, 1.0 - 1e-9)
         return (values / (1.0 - values)).sum(1).to(self.gradients.dtype) / blocks.shape[1]
 
     def weights(self, whitened: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -16,9 +16,8 @@ from whence.display import percent
 from whence.errors import InputError
 from whence.influence.fitted import Fitted, leave_one_out_leverage, using_model, variance_terms
 from whence.jacobian.leaves import LeafSum
-from whence.linalg import largest_first
+from whence.linalg import few_at_once, largest_first
 from whence.results import frame
-from whence.runtime.memory import few_at_once
 
 if TYPE_CHECKING:
     import pandas

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from whence.io.fit import Given, restore, save
+from whence.io.fit import restore, save
 
-__all__ = ["Given", "restore", "save"]
+__all__ = ["restore", "save"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -39,17 +39,6 @@ T = TypeVar("T")
 
 COMPARED = 5
 """Training batches on which the outputs must be those of the fit, evenly spaced where the loader allows it."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """Arguments of `whence.load`."""
-
-    model: nn.Module  # the network that was fitted
-    loader: Iterable[Any] | None  # its training data, if they are at hand
-    likelihood: Likelihood | None  # where a user wrote it
-    limit: float | None  # bytes that may be taken; as at the fit, if there is as much, when `None`
-    progress: bool  # whether to show a progress line
 
 
 def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path) -> None:
@@ -90,20 +79,32 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
     write_file(path, {**draft.fields, "orders": draft.orders}, draft.tensors)
 
 
-def restore(path: Path, given: Given, build: Callable[..., T]) -> T:
-    """Read a fit from a file; `build` makes a tracer of its parts. See `whence.load`."""
+def restore(
+    path: Path,
+    build: Callable[..., T],
+    model: nn.Module,
+    loader: Iterable[Any] | None,
+    likelihood: Likelihood | None,
+    limit: float | None,
+    progress: bool,
+) -> T:
+    """Read a fit from a file; `build` makes a tracer of its parts, the other arguments are those of `whence.load`."""
     with opened(path) as saved:
-        check_model(given.model)
-        device = Network(given.model).device
-        saved = replace(saved, device=device, sizes={"one": (1,)})
-        if isinstance(given.model, LeafSum):
-            rescale(saved.part("model"), given.model)
-        with preserved(given.model):
-            check_same(saved.part("model"), given.model, saved.text("torch") == torch.__version__)
+        check_model(model)
+        network = Network(model)
+        saved = replace(saved, device=network.device, sizes={"one": (1,)})
+        if isinstance(model, LeafSum):
+            rescale(saved.part("model"), model)
+        with preserved(model):
+            check_same(saved.part("model"), model, saved.text("torch") == torch.__version__)
             size = sum(entry.nbytes for entry in saved.entries.values())
             instead = "Load it where there is more memory."
-            Budget(device, given.limit).require(size, f"the fit in {saved.path}", instead)
-            found = _build(replace(saved, dtypes=_dtypes(saved)), given, build)
+            Budget(network.device, limit).require(size, f"the fit in {saved.path}", instead)
+            saved = replace(saved, dtypes=_dtypes(saved))
+            part = saved.part("problem")
+            loss = _read_likelihood(part.part("likelihood"), likelihood)
+            batches = _read_data(part.part("data"), loader, Progress(progress), loss)
+            found = _build(saved, _read_problem(part, network, batches, loss, limit), limit, build)
         unknown = sorted(set(saved.entries) - saved.used)
         if unknown:
             raise damaged(saved.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
@@ -122,9 +123,8 @@ def _dtypes(saved: Saved) -> dict[str, tuple[torch.dtype, ...]]:
     }
 
 
-def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
-    """Read the parts of a fit and build it."""
-    problem = _read_problem(saved.part("problem"), given)
+def _build(saved: Saved, problem: Linearization, limit: float | None, build: Callable[..., T]) -> T:
+    """Read the other parts of a fit and build it."""
     for parameter in problem.selection.parameters.values():
         parameter.requires_grad_(True)  # the model may be frozen by now; restored on exit
     n, k = problem.n, problem.k
@@ -152,9 +152,9 @@ def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
     meats = Meats(roots, adjusted.hec3, loo.deletions(problem), groups)
     part = saved.part("bread")
     read_curvature = KINDS[saved.text("structure", *KINDS)][2]
-    problem_of_bread = replace(problem, budget=_read_budget(part, given, problem.device))
+    problem_of_bread = replace(problem, budget=_read_budget(part, limit, problem.device))
     bread, sandwich = read_curvature(part, problem_of_bread, meats)
-    if given.loader is not None:
+    if problem.batches.loader is not NO_DATA:
         _compare(problem, bread)
     return build(
         problem=problem,
@@ -168,7 +168,7 @@ def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
         noise_scale=saved.number("noise_scale", 0.0),
         hc1_factor=saved.number("hc1_factor", 0.0),
         diagnostics=_diagnostics(saved),
-        fingerprints=fingerprint(given.model),
+        fingerprints=fingerprint(problem.network.model),
     )
 
 
@@ -229,13 +229,12 @@ def _write_problem(draft: Draft, problem: Linearization) -> None:
         draft.part("labels").put(seed=sketch.seed, **sketch.labels._asdict())
 
 
-def _read_problem(saved: Saved, given: Given) -> Linearization:
+def _read_problem(
+    saved: Saved, network: Network, batches: Batches, likelihood: Likelihood, limit: float | None
+) -> Linearization:
     n, k = saved.whole("n", 1), saved.whole("k", 1)
     saved.sizes.update({"n": (n,), "k": (k,)})
-    network, progress = Network(given.model), Progress(given.progress)
-    likelihood = _read_likelihood(saved.part("likelihood"), given.likelihood)
-    batches = _read_data(saved.part("data"), given.loader, progress, likelihood)
-    known: dict[str, Any] = {"network": network, "batches": batches, "likelihood": likelihood, "progress": progress}
+    known: dict[str, Any] = {"network": network, "batches": batches, "likelihood": likelihood}
     known["outputs"] = outputs = saved.tensor("outputs", "algebra", "n", "k")
     sketch = None
     if saved.has("sketch"):
@@ -248,8 +247,12 @@ def _read_problem(saved: Saved, given: Given) -> Linearization:
         known["units"] = units = read(part, Positions, shape=shape)
         if not shape or units.positions * width != k:
             raise part.wrong("shape", f"positions of {k} outputs")
-    selection, budget = _read_selection(saved, given.model), _read_budget(saved, given, network.device)
-    found = read(saved, Linearization, selection=selection, budget=budget, dtype=outputs.dtype, **known)
+    names, parameters = saved.texts("parameters"), dict(network.model.named_parameters())
+    if not names or len(set(names)) != len(names) or any(name not in parameters for name in names):
+        raise saved.wrong("parameters", "names of parameters of the model")
+    known["selection"] = Selection({name: parameters[name] for name in names})
+    known["budget"] = _read_budget(saved, limit, network.device)
+    found = read(saved, Linearization, dtype=outputs.dtype, progress=batches.progress, **known)
     if (sketch is None) != (found.gram is None):
         raise saved.wrong("gram", "there for a fit of some columns alone")
     if sketch is not None:
@@ -272,18 +275,10 @@ def _read_sketch(saved: Saved, network: Network, likelihood: Likelihood, outputs
     return found
 
 
-def _read_budget(saved: Saved, given: Given, device: torch.device) -> Budget:
+def _read_budget(saved: Saved, limit: float | None, device: torch.device) -> Budget:
     """The memory limit of the fit, or what is free now, if less: chunks of equal size have equal rounding errors."""
     planned = saved.whole("limit", 0, 2**62)
-    return Budget(device, min(planned, Budget(device).limit) if given.limit is None else given.limit)
-
-
-def _read_selection(saved: Saved, model: nn.Module) -> Selection:
-    """The parameters that were selected, which must be there."""
-    names, known = saved.texts("parameters"), dict(model.named_parameters())
-    if not names or len(set(names)) != len(names) or any(name not in known for name in names):
-        raise saved.wrong("parameters", "names of parameters of the model")
-    return Selection({name: known[name] for name in names})
+    return Budget(device, min(planned, Budget(device).limit) if limit is None else limit)
 
 
 def _read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:

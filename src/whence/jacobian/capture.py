@@ -21,35 +21,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
-from whence.data.batches import Batch, Inputs, batch_size, take, to_device
+from whence.data.batches import Batch, Call, Inputs, batch_size, take, to_device
 from whence.errors import ShapeError, UncapturedParameterError, first_line
-from whence.jacobian.gradients import Block, Dense, Layout, Tangent, concatenate
-from whence.jacobian.record import (
-    Call,
-    OneByOne,
-    Run,
-    Vectorized,
-    differentiable,
-    gradient_forms,
-    make_blocks,
-    pull_back,
-    tangents_of,
-    walk,
-)
+from whence.jacobian import verify
+from whence.jacobian.gradients import Block, Dense, Layout, Tangent, concatenate, normal_numbers
+from whence.jacobian.record import OneByOne, Vectorized, differentiable, gradient_forms, make_blocks, tangents_of, walk
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import BatchAxes, Record, Recorder
-from whence.jacobian.verify import (
-    BATCH_SIZES,
-    AutogradReference,
-    autograd_reference,
-    close,
-    find_layouts,
-    possible_layouts_of,
-    reference_on_graph,
-    rows_are_in_place,
-    tolerance,
-    uncovered_calls,
-)
 from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.processes import ProcessGroup
 
@@ -62,7 +40,7 @@ class Captured:
     graph: Tensor  # the outputs (n, k), with their graph
     records: Sequence[Record]  # the uses that they depend on
     layouts: Sequence[Layout]  # where the examples are in the output of each use
-    fallback: Run | None  # for the parameters that no rule covers
+    fallback: Vectorized | OneByOne | None  # for the parameters that no rule covers
     vectorized: bool = False  # whether one vectorised backward pass was verified to give the same as several
 
     @property
@@ -78,8 +56,8 @@ class Captured:
         """
         cotangents = cotangents.to(self.outputs)
         batched = (self.vectorized if batched is None else batched) and len(cotangents) > 1
-        grads = pull_back(self.graph, self.records, self.layouts, cotangents, last=last, batched=batched)
-        tangents = tangents_of(self.blocks, grads, self.graph, len(cotangents))
+        recorded = (self.graph, self.records, self.layouts)
+        tangents = tangents_of(self.blocks, *recorded, cotangents, last=last, batched=batched)
         if self.fallback is None:
             return tangents
         values = self.fallback.gradients(cotangents, last)
@@ -144,8 +122,9 @@ class Capture:
         self._parameters = dict(parameters)
         self._recorded = dict(parameters)  # those whose uses are recorded
         self._batch_axes = BatchAxes()
-        self._known: dict[tuple[Any, ...], _KnownUses] = {}
-        self._runner: type[Run] = Vectorized  # or, where that fails, `OneByOne`
+        self._known: dict[tuple[Any, ...], Layout | None] = {}  # by kind of use; None where batches differ
+        self._verified: Counter[tuple[Any, ...]] = Counter()  # how many uses of a kind were compared with autograd
+        self._runner: type[Vectorized | OneByOne] = Vectorized  # or, where that fails, `OneByOne`
         self._unverified_fallback: set[str] = set()  # without a gradient so far
         self._one_by_one = False
         self._settled = False  # whether the first examples are verified
@@ -154,7 +133,7 @@ class Capture:
         self.blocks: tuple[Block, ...] = ()  # the selected parameters, in their order
         self.fallback: dict[str, str] = {}  # parameters differentiated by the functional fallback, and why
         self.without_uses: set[str] = set()  # parameters that none of the examples used
-        references = [autograd_reference(call, parameters, inputs) for inputs in (example_inputs, *more)]
+        references = [verify.autograd_reference(call, parameters, inputs) for inputs in (example_inputs, *more)]
         self._precision = max((one.precision for one in references), key=lambda dtype: torch.finfo(dtype).eps)
         reached = {name for one in references for name, gradient in one.gradients.items() if gradient is not None}
         if unused := [name for name in parameters if name not in reached]:
@@ -182,11 +161,10 @@ class Capture:
         """Whether one vectorised backward pass gives what one pass for each cotangent gives, on these inputs."""
         try:
             run = self.run(inputs)
-            draw = torch.Generator("cpu").manual_seed(0)
-            cotangents = torch.randn(2, *run.outputs.shape, generator=draw, dtype=torch.float64, device="cpu")
+            cotangents = normal_numbers((2, *run.outputs.shape), 0, run.outputs)
             each = [run.tangents(cotangents, batched=batched) for batched in (False, True)]
             pairs = ((one.materialize(), other.materialize()) for one, other in zip(*each, strict=True))
-            return all(close(other, one, tolerance(one.dtype, one.device)) for one, other in pairs)
+            return all(verify.close(other, one, verify.tolerance(one.dtype, one.device)) for one, other in pairs)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception:  # whatever vmap cannot follow: one cotangent after the other works always
@@ -218,7 +196,7 @@ class Capture:
             if blocks and not self._agrees(batch, self._reference(batch, blocks), blocks):
                 return self.run(inputs)
         placed, layouts = batch.with_layout()
-        if found.may_reorder and placed and not rows_are_in_place(outputs, placed, layouts):
+        if found.may_reorder and placed and not verify.rows_are_in_place(outputs, placed, layouts):
             return self._run_one_by_one(inputs, "the model reorders the examples of a batch")
         unverified_blocks = [block for block in self.blocks if block.name in self._unverified_fallback]
         fallback = self._run_fallback(inputs, self._reference(batch, unverified_blocks) if unverified_blocks else None)
@@ -234,9 +212,9 @@ class Capture:
             raise ShapeError(f"expected outputs of shape ({n}, k), got {tuple(outputs.shape)}.")
         return outputs, recorder.records
 
-    def _reference(self, batch: _RecordedBatch, blocks: Iterable[Block]) -> AutogradReference:
+    def _reference(self, batch: _RecordedBatch, blocks: Iterable[Block]) -> verify.AutogradReference:
         wanted = {name: self._parameters[name] for block in blocks for name in block.parameters}
-        return reference_on_graph(batch.outputs, batch.inputs, wanted, self._precision)
+        return verify.reference_on_graph(batch.outputs, batch.inputs, wanted, self._precision)
 
     def _run_one_by_one(self, inputs: Inputs, why: str = "") -> CapturedOneByOne:
         """Run the examples of this batch, and of all that follow, one at a time."""
@@ -249,14 +227,14 @@ class Capture:
 
     # --- Verification -------------------------------------------------------------------------------------------------
 
-    def _verify_first(self, references: Sequence[AutogradReference], blocks: Sequence[Block] | None) -> bool:
+    def _verify_first(self, references: Sequence[verify.AutogradReference], blocks: Sequence[Block] | None) -> bool:
         """Record the first examples: true if all agrees with autograd; else fewer uses are recorded next time."""
         self._batch_axes = BatchAxes(self._batch_axes.refuted)
-        self._known = {}
+        self._known, self._verified = {}, Counter()
         batches = []
         for reference in references:
             outputs, records = self._record(reference.inputs)
-            if not close(outputs.detach(), reference.outputs, reference.tolerance):
+            if not verify.close(outputs.detach(), reference.outputs, reference.tolerance):
                 raise UncapturedParameterError(
                     "expected the outputs of the model under capture to be its own, got a difference of "
                     f"{float((outputs - reference.outputs).abs().max()):.3g} on the first batch. The model may not be "
@@ -297,7 +275,7 @@ class Capture:
         for at in unknown:
             record = batch.records[at]
             likely = [batch.layouts[other] for other in batch.found if batch.records[other].key == record.key]
-            possible = possible_layouts_of(record, n)
+            possible = record.possible_layouts(n)
             if len(found) == len(batch.records):
                 likely += [one for one in possible if one.fits(found[at].shape, fewer)]
             batch.layouts[at] = next(iter([*likely, *possible]), None)
@@ -309,18 +287,26 @@ class Capture:
         held = all(form.fits(name, of[name]) for record in records for name, form in gradient_forms(record))
         return held and all(of[name].alone for name in self.fallback)
 
-    def _agrees(self, batch: _RecordedBatch, reference: AutogradReference, blocks: Sequence[Block]) -> bool:
+    def _agrees(self, batch: _RecordedBatch, reference: verify.AutogradReference, blocks: Sequence[Block]) -> bool:
         """Whether these gradients add up to autograd's: layouts of this batch are reused, or parameters fall back."""
-        grads = pull_back(batch.outputs, *batch.with_layout(), reference.cotangent[None], last=False)
-        tangents = tangents_of(blocks, grads, batch.outputs, 1)
+        tangents = tangents_of(blocks, batch.outputs, *batch.with_layout(), reference.cotangent[None], last=False)
         wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
         if wrong:
             if not self._leave_to_fallback(wrong, batch.inputs):
                 raise _not_autograds(wrong)
             return False
-        for key, uses in batch.known_uses().items():
-            self._known[key] = self._known[key].merged(uses) if key in self._known else uses
-        self._batch_axes.confirmed |= {site for at in batch.found if (site := batch.records[at].site) is not None}
+        counts = Counter(record.key for record in batch.records)
+        compared = {batch.records[at].key for at in batch.found}
+        for key in compared:  # guesses, of uses that had no gradient so far, give way
+            if not self._verified[key]:
+                self._known.pop(key, None)
+        for record, layout in zip(*batch.with_layout(), strict=True):
+            if record.key not in self._known or record.key in compared:
+                same = self._known.setdefault(record.key, layout) == layout
+                self._known[record.key] = layout if same else None
+        self._verified |= Counter({key: counts[key] for key in compared})
+        sites = (batch.records[at].site for at in batch.found)
+        self._batch_axes.answers.update((site, True) for site in sites if site is not None)
         return True
 
     def _reuse_layouts(self, batch: _RecordedBatch) -> list[int]:
@@ -329,11 +315,10 @@ class Capture:
         unverified: list[int] = []
         n = len(batch.outputs)
         for record in batch.records:
-            known = self._known.get(record.key, _KnownUses())
-            layout = known.layout(seen[record.key])
+            layout = self._known.get(record.key)
             if layout is None or not layout.fits(record.shape, n):
-                layout = _single_layout(record) if n == 1 else None
-            if layout is None or record.guessed or seen[record.key] >= known.verified:
+                layout = next(iter(record.possible_layouts(1)), Layout()) if n == 1 else None
+            if layout is None or record.guessed or seen[record.key] >= self._verified[record.key]:
                 unverified.append(len(batch.layouts))
             seen[record.key] += 1
             batch.layouts.append(layout)
@@ -357,7 +342,7 @@ class Capture:
         """Leave parameters to the functional fallback from now on, and return whether any of them is new there."""
         new = sorted(name for name in names if name in self._recorded)
         for name in new:
-            reason = why or uncovered_calls(self._call, self._parameters[name], inputs)
+            reason = why or verify.uncovered_calls(self._call, self._parameters[name], inputs)
             if self._settled and not _block_of_each(self.blocks)[name].alone:
                 raise UncapturedParameterError(
                     f"expected {name} to be used as on the first batch, got another use on a later one: {reason}. Let "
@@ -369,7 +354,7 @@ class Capture:
             self._notes.append(f"{name}: gradients example by example, since {reason}")
         return bool(new)
 
-    def _run_fallback(self, inputs: Inputs, reference: AutogradReference | None) -> Run | None:
+    def _run_fallback(self, inputs: Inputs, reference: verify.AutogradReference | None) -> Vectorized | OneByOne | None:
         """Run the model for the parameters that no rule covers, if there are any; compare with autograd if given."""
         parameters = {name: self._parameters[name] for name in self.fallback}
         if not parameters:
@@ -406,32 +391,6 @@ def _not_autograds(wrong: Mapping[str, str]) -> UncapturedParameterError:
     )
 
 
-@dataclass(frozen=True)
-class _KnownUses:
-    """Uses of one kind, and where their examples are: layouts in order, one for all if there is one only.
-
-    Where the layouts differ from batch to batch there are none, and they are found on every batch.
-    """
-
-    layouts: tuple[Layout, ...] = ()
-    verified: int = 0  # how many uses of this kind were compared with autograd
-
-    def layout(self, at: int) -> Layout | None:
-        """The layout of one of the uses; a single one holds for any number of them (a cell called for every token)."""
-        if len(self.layouts) == 1:
-            return self.layouts[0]
-        return self.layouts[at] if at < len(self.layouts) else None
-
-    def merged(self, other: _KnownUses) -> _KnownUses:
-        """What is known after another batch."""
-        if not self.layouts or not other.verified:
-            return self
-        if not self.verified:
-            return other
-        same = other.layouts == self.layouts
-        return _KnownUses(self.layouts, max(self.verified, other.verified)) if same else _KnownUses()
-
-
 @dataclass
 class _RecordedBatch:
     """A recorded batch: the uses that its outputs depend on, and where their examples are."""
@@ -444,38 +403,17 @@ class _RecordedBatch:
 
     def find_layouts(self, unverified: Sequence[int]) -> list[Record]:
         """Find the layouts of uses that have a gradient here, and return those for which there is none."""
-        each = find_layouts(self.outputs, [self.records[at] for at in unverified])
+        each = verify.find_layouts(self.outputs, [self.records[at] for at in unverified])
         self.found = [at for at, layouts in zip(unverified, each, strict=True) if layouts is not None]
         for at, layouts in zip(unverified, each, strict=True):
             if layouts is not None:
                 self.layouts[at] = next(iter(layouts), None)
         return [self.records[at] for at in self.found if self.layouts[at] is None]
 
-    def known_uses(self) -> dict[tuple[Any, ...], _KnownUses]:
-        """What was found on this batch, by the kind of the use."""
-        layouts: dict[tuple[Any, ...], list[Layout]] = {}
-        for record, layout in zip(*self.with_layout(), strict=True):
-            layouts.setdefault(record.key, []).append(layout)
-        verified = {self.records[at].key for at in self.found}
-        count = Counter(record.key for record in self.records)
-        known = {}
-        for key, each in layouts.items():
-            each = each[:1] if len(set(each)) == 1 else each
-            all_known = len(each) in (1, count[key])
-            known[key] = _KnownUses(tuple(each), count[key] if key in verified else 0) if all_known else _KnownUses()
-        return known
-
     def with_layout(self) -> tuple[list[Record], list[Layout]]:
         """Records and their layouts, without those that have neither layout nor gradient."""
         pairs = [(one, layout) for one, layout in zip(self.records, self.layouts, strict=True) if layout is not None]
         return [one for one, _ in pairs], [layout for _, layout in pairs]
-
-
-def _single_layout(record: Record) -> Layout:
-    """A layout for a batch of one example, to which everything belongs."""
-    folded = [Layout(axis, "outer") for axis in record.use.axes(record.shape)]
-    accepted = [one for one in folded if record.use.accepts(one, record.shape, 1)]
-    return next(iter([*possible_layouts_of(record, 1), *accepted]), Layout())
 
 
 # --- Examples that use a parameter ------------------------------------------------------------------------------------
@@ -487,7 +425,13 @@ def examples_using(
     wanted: set[str], capture: Capture, batches: Iterable[Batch], process_group: ProcessGroup, device: torch.device
 ) -> list[Inputs]:
     """A few examples that use each of these parameters, the same in every process: by forward passes until found."""
-    local = list(_search(set(wanted), capture, batches))
+    missing = set(wanted)
+    local: list[tuple[set[str], Inputs]] = []
+    for batch in batches:
+        for low in range(0, batch.size, SEARCHED_AT_ONCE):
+            local += _search(missing, capture, take(batch.inputs, slice(low, low + SEARCHED_AT_ONCE)))
+        if not missing:
+            break
     sent = local if process_group.alone else to_device(local, torch.device("cpu"))
     found = process_group.all_gather_object("parameters not used so far", sent)
     missing, chosen = set(wanted), []
@@ -498,21 +442,12 @@ def examples_using(
     return chosen
 
 
-def _search(wanted: set[str], capture: Capture, batches: Iterable[Batch]) -> Iterator[tuple[set[str], Inputs]]:
-    for batch in batches:
-        for low in range(0, batch.size, SEARCHED_AT_ONCE):
-            some = take(batch.inputs, slice(low, low + SEARCHED_AT_ONCE))
-            here = wanted & capture.uses(some)
-            while here:
-                few = some
-                while (n := batch_size(few, "this batch")) > BATCH_SIZES[0]:
-                    first, second = take(few, slice(0, n // 2)), take(few, slice(n // 2, n))
-                    few = first if here & capture.uses(first) else second
-                names = wanted & capture.uses(few)
-                if not here & names:  # by no few of them
-                    break
-                yield names, few
-                here -= names
-                wanted -= names
-        if not wanted:
-            return
+def _search(missing: set[str], capture: Capture, inputs: Inputs) -> Iterator[tuple[set[str], Inputs]]:
+    """Halve the inputs down to a few examples that use what is `missing`, which then is not any more."""
+    names, n = missing & capture.uses(inputs) if missing else set(), batch_size(inputs, "this batch")
+    if names and n <= verify.BATCH_SIZES[0]:
+        missing -= names
+        yield names, inputs
+    elif names:
+        for half in (slice(0, n // 2), slice(n // 2, n)):
+            yield from _search(missing, capture, take(inputs, half))

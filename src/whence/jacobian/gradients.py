@@ -368,6 +368,12 @@ def matched(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     return values.to(basis.dtype), basis
 
 
+def normal_numbers(shape: Sequence[int], seed: int, like: Tensor) -> Tensor:
+    """Normal numbers, the same in every call and on every device, in the dtype and on the device of another tensor."""
+    cpu = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(*shape, generator=cpu, dtype=torch.float64, device="cpu").to(like.detach())
+
+
 HALVES = (torch.float16, torch.bfloat16)
 
 

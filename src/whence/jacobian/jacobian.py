@@ -7,7 +7,7 @@ the second way was taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from torch.func import jvp, vmap
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import first_line
 from whence.jacobian.capture import Capture
+from whence.jacobian.gradients import normal_numbers
 from whence.jacobian.network import Network, Selection
 from whence.jacobian.record import OneByOne, gradients
 from whence.jacobian.views import SoftmaxColumns
@@ -185,9 +186,9 @@ class Jacobian:
     def _forward_mode_works(self, inputs: Inputs) -> bool:
         """<u, J v> must be <J^T u, v>: torch's two modes differ, for example, on the padding row of an embedding."""
         try:
-            v = self._normal((1, self.size))
+            v = normal_numbers((1, self.size), 0, self.weights())
             moved = self._push_forward(inputs, v)
-            u = self._normal(moved.shape)
+            u = normal_numbers(moved.shape, 0, moved)
             pulled = self.vjp(inputs, u)
             gap = float(((u * moved).sum() - (pulled * v).sum()).abs())
             scale = float(u.norm() * moved.norm() + pulled.norm() * v.norm())
@@ -200,8 +201,3 @@ class Jacobian:
             why = first_line(error)
         self.notes.append(f"forward-mode derivatives failed ({why}); products with the rows of the Jacobian instead")
         return False
-
-    def _normal(self, shape: Sequence[int]) -> Tensor:
-        """Normal numbers, the same every time."""
-        cpu = torch.Generator("cpu").manual_seed(0)
-        return torch.randn(*shape, generator=cpu, dtype=self.dtype, device="cpu").to(self.network.device)

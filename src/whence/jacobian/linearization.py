@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.data.batches import Batch, Batches, Inputs, check_finite, length, take
+from whence.data.batches import Batch, Batches, Inputs, length, take
 from whence.data.targets import LossDerivatives, Positions, check_weights_given, diagonal_blocks, none_if_ones
 from whence.errors import ShapeError
 from whence.jacobian.capture import Capture
 from whence.jacobian.gradients import HALVES
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
-from whence.jacobian.network import Network, Selection, SeparateExamples
+from whence.jacobian.network import CheckedOutputs, Network, Selection, in_words
 from whence.jacobian.sketches import ALL_COLUMNS, ALL_OUTPUTS, COLUMNS, HessianSketch, Labels, SketchedOutputs
 from whence.jacobian.views import OutputView
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import eigh
-from whence.runtime.execution import Passes, Precision, Progress, State
+from whence.runtime.execution import Execution, Passes, Precision, Progress, State
 from whence.runtime.memory import Budget, free_memory, readable
 
 CHUNK_SHARE = 0.05  # of the memory budget that a chunk of Jacobian rows takes, at most
@@ -285,12 +285,9 @@ def linearize(
     selection: Selection,
     batches: Batches,
     likelihood: Likelihood,
-    *,
-    dtype: torch.dtype,
+    execution: Execution,
     budget: Budget,
-    progress: Progress,
-    chunk_size: int | None,
-    columns: int | None = None,
+    columns: int | None,
     seed: int = 0,
 ) -> Linearization:
     """Run the network once over its training data, and check model and data.
@@ -299,7 +296,7 @@ def linearize(
     """
     if columns == 0:
         columns = default_columns(network, batches)
-    units, sketch, gram = None, None, None
+    dtype, units, sketch, gram = execution.dtype, None, None, None
     if columns is None:
         outputs, residuals, roots, weights, units = _loss_derivatives(network, batches, likelihood, dtype, budget)
     else:
@@ -308,7 +305,8 @@ def linearize(
         residuals, roots = sketched_derivatives(outputs)
         batches.views = sketch.views
     given = (network, selection, batches, likelihood, outputs, residuals, roots, none_if_ones(weights))
-    return Linearization(*given, dtype, budget, progress, chunk_size, units, sketch, gram, batches.passes)
+    running = (dtype, budget, batches.progress, execution.chunk_size)
+    return Linearization(*given, *running, units, sketch, gram, batches.passes)
 
 
 def _loss_derivatives(
@@ -317,31 +315,20 @@ def _loss_derivatives(
     """Outputs, residuals, roots and weights of all examples, and the positions, where there are several."""
     found: list[LossDerivatives] = []
     given: list[bool] = []
-    shape = torch.Size()
-    separate = SeparateExamples(network)
+    checked = CheckedOutputs(network, same_positions=True)
     for number, batch in enumerate(batches.read("outputs")):
         where = f"batch {number}"
-        with torch.no_grad():
-            out = network.shaped(batch.inputs, where)
-        shape = out.shape[1:] if number == 0 else shape
-        if out.shape[1:] != shape:
-            raise ShapeError(
-                f"expected {_sizes(shape)} as in batch 0, got {_sizes(out.shape[1:])} in {where}. Wrap the model in a "
-                "module that returns the same number of outputs for every batch. Sequences of several lengths are "
-                "padded to one, or reduced to a few mixtures of their outputs: fit(..., hessian_columns=16)."
-            )
-        check_finite(out, "outputs of the model", where)
-        separate.check(batch.inputs, out, where)
-        found.append(LossDerivatives.of(likelihood, out.detach().to(dtype), batch, where))
+        out = checked(batch.inputs, where)
+        found.append(LossDerivatives.of(likelihood, out.to(dtype), batch, where))
         given.append(batch.weights is not None)
         size = sum(one.roots.numel() for one in found if one.roots is not None) * found[0].outputs.element_size()
         budget.require(
             3.0 * size,  # they are concatenated; and roots of the noise and leverages are as large
             f"the Hessians of the {likelihood.name} loss for {batch.start + batch.size} training examples or more and "
-            f"{_sizes(out.shape[1:])}",
+            f"{in_words(checked.shape)}",
             "Use fewer columns of the Hessians (hessian_columns=16), fewer training examples, or a larger max_memory.",
         )
-    shapes = _of_all_processes(batches, shape, given)
+    shapes = _of_all_processes(batches, checked.shape, given)
     if len(set(shapes)) > 1:
         raise ShapeError(
             f"expected the same number of outputs in every process, got {sorted(set(shapes))}. Wrap the model in a "
@@ -383,7 +370,7 @@ def default_columns(network: Network, batches: Batches) -> int | None:
     every = batches.passes.process_group.all_gather_object("the data", None if known is None else known * first.size)
     columns = COLUMNS if None in every else min(COLUMNS, max(1, -(-ALL_COLUMNS // max(sum(every), 1))))
     batches.notes.append(
-        f"of {_sizes(shape)}, {columns} random column{'s' * (columns > 1)} of the loss's Hessian were used in each "
+        f"of {in_words(shape)}, {columns} random column{'s' * (columns > 1)} of the loss's Hessian were used in each "
         "training example, and the residual; hessian_columns='all' uses all"
     )
     return columns
@@ -399,18 +386,11 @@ def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> tuple[Tens
     """Outputs, inner products and weights of all examples; the sketch keeps the labels, and learns its sizes."""
     chunks: list[SketchedOutputs] = []
     given: list[bool] = []
-    shape = torch.Size()
     for number, whole in enumerate(batches.plain("outputs")):
-        for batch, here, found in sketch.derivatives(whole, f"batch {number}"):
-            shape = here if not chunks else shape
-            if here[-1] != shape[-1] or len(here) != len(shape):
-                raise ShapeError(
-                    f"expected {_sizes(shape)} as in batch 0, got {_sizes(here)} from example {batch.start} on. Wrap "
-                    "the model in a module that returns the same number of outputs for every batch."
-                )
+        for batch, found in sketch.derivatives(whole, f"batch {number}"):
             chunks.append(found)
             given.append(batch.weights is not None)
-    *positions, sketch.width = _of_all_processes(batches, shape, given)[0]
+    *positions, sketch.width = _of_all_processes(batches, sketch.outputs.shape, given)[0]
     longest = max((chunk.floors.shape[1] for chunk in chunks), default=0)
     longest = max(batches.passes.process_group.all_gather_object("the outputs", longest))
     padded = [chunk.padded(longest) for chunk in chunks]
@@ -431,11 +411,6 @@ def _note_rounded(batches: Batches, sketch: HessianSketch, gram: Tensor, largest
             "and shares mean nothing, and differ from one machine to another. Use model.double(), or targets that the "
             "network does not reproduce"
         )
-
-
-def _sizes(shape: torch.Size) -> str:
-    """A shape (..., k) in words, for messages."""
-    return f"{shape[-1]} outputs" + (f" at {' x '.join(map(str, shape[:-1]))} positions" if len(shape) > 1 else "")
 
 
 LEAST_MEMORY = 2**20  # bytes below which no fit is planned

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from whence.data.batches import Batch, Batches, Inputs, batch_size, check_finite, describe, take
@@ -28,8 +27,8 @@ from whence.errors import (
     did_you_mean,
     first_line,
 )
-from whence.jacobian.rules.base import bind
-from whence.jacobian.rules.channels_last import FastRelu
+from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, bind
+from whence.jacobian.rules.channels_last import fast_relu
 from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
 from whence.jacobian.views import OutputView
 from whence.runtime.model_state import plain_kernels, without_cudnn
@@ -118,7 +117,7 @@ class Network:
         """Raise unless the first examples have the same outputs in every call, in any batch; return notes."""
         inputs = take(inputs, slice(0, CHECKED_EXAMPLES))
         with torch.no_grad():
-            with _NoRescaling():
+            with Intercept(_without_rescaling):
                 once = self(inputs, "batch 0")
             again = self(inputs, "batch 0")
             check_finite(once, "outputs of the model", "batch 0")
@@ -137,19 +136,28 @@ class Network:
         """Raise if the outputs of the first or the last example depend on the others; return notes."""
         inputs = take(inputs, slice(0, CHECKED_EXAMPLES))
         n = batch_size(inputs, "batch 0")
-        if n == 1:
-            return []
-        with torch.no_grad():
-            ends = {0: "the first example of batch 0", n - 1: "the last of the first examples"}
-            alone = {at: self(take(inputs, slice(at, at + 1)), f"{name} alone") for at, name in ends.items()}
-            try:
+        try:
+            with torch.no_grad():
                 outputs = self(inputs, "the first examples together") if outputs is None else outputs
-            except (InputError, ShapeError) as error:  # batches of one example, as the model wants them
-                return [f"the model takes one example at a time, not {n} at once ({first_line(error)})"]
-        scale = float(outputs.abs().max())
-        for at, name in ends.items():
-            _check_own(alone[at][0], outputs[at], name, scale)
+        except (InputError, ShapeError) as error:  # batches of one example, as the model wants them
+            return [f"the model takes one example at a time, not {n} at once ({first_line(error)})"]
+        for at, name in {0: "the first example of batch 0", n - 1: "the last of the first examples"}.items():
+            self.check_alone(inputs, outputs, at, name, float(outputs.abs().max()))
         return []
+
+    def check_alone(self, inputs: Inputs, outputs: Tensor, at: int, name: str, scale: float) -> None:
+        """Raise unless an example has the same outputs alone as among the outputs (n, k) of its batch."""
+        if len(outputs) == 1:
+            return
+        with torch.no_grad():
+            alone, together = self(take(inputs, slice(at, at + 1)), f"{name} alone")[0], outputs[at]
+        gap = float((alone - together).abs().max()) if alone.shape == together.shape else float("inf")
+        if not gap <= TOLERANCES["alone"].get(together.dtype, 1e-2) * scale:
+            raise NotDeterministicError(
+                f"expected each example's outputs to be its own, got other outputs for {name} when it comes alone (a "
+                f"difference of {gap:.3g} where outputs reach {scale:.3g}). The model mixes the examples of a batch: "
+                "look for statistics over the batch, or for batch_first=False in attention and recurrent layers."
+            )
 
     def check_connected(self, parameters: Mapping[str, Tensor], inputs: Inputs) -> list[str]:
         """Names of the selected parameters that the outputs do not depend on; raise if they depend on none."""
@@ -189,49 +197,54 @@ class Network:
         return ran[-1]
 
 
-class SeparateExamples:
-    """Checks that outputs do not depend on other examples: the most unusual of some batches is run alone.
+class CheckedOutputs:
+    """Outputs of one batch after the other: of one shape, finite, and each example's its own.
 
-    On more than the first: a layer that mixes examples may have no effect there (a closed gate, dead units).
+    For the last, the most unusual example of some batches is run alone. On more than the first batch: a layer that
+    mixes examples may have no effect there (a closed gate, dead units).
     """
 
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self.batches = 0
-        self.scale = 0.0
+    def __init__(self, network: Network, same_positions: bool) -> None:
+        self.network, self.same_positions = network, same_positions  # whether all batches have the same positions
+        self.shape = torch.Size()  # (..., k) of the outputs of an example in the first batch
+        self.batches, self.scale = 0, 0.0
 
-    def check(self, inputs: Inputs, outputs: Tensor, where: str) -> None:
-        """Raise if an example of this batch has other outputs when it is run alone."""
-        self.batches += 1
-        checked = CHECKED_BATCHES if outputs[0].numel() < MANY_OUTPUTS else 0
-        if len(outputs) < 2 or (self.batches > checked and self.batches & (self.batches - 1)):
-            return
-        flat = outputs.detach().flatten(1)
-        self.scale = max(self.scale, float(flat.abs().max()))
-        at = int((flat - flat.mean(0)).abs().amax(1).argmax())
+    def __call__(self, inputs: Inputs, where: str) -> Tensor:
+        """Outputs (n, ..., k) without a graph, or an error."""
         with torch.no_grad():
-            alone = self.network(take(inputs, slice(at, at + 1)), f"one example of {where} alone")
-        _check_own(alone[0], flat[at], f"example {at} of {where}", self.scale)
+            outputs = self.network.shaped(inputs, where).detach()
+        here = outputs.shape[1:]
+        self.shape = self.shape or here
+        if here != self.shape and (self.same_positions or here[-1:] != self.shape[-1:] or len(here) != len(self.shape)):
+            advice = (
+                " Sequences of several lengths are padded to one, or reduced to a few mixtures of their outputs: "
+                "fit(..., hessian_columns=16)."
+            )
+            raise ShapeError(
+                f"expected {in_words(self.shape)} as in batch 0, got {in_words(here)} in {where}. Wrap the model in a "
+                "module that returns the same number of outputs for every batch." + advice * self.same_positions
+            )
+        check_finite(outputs, "outputs of the model", where)
+        self.batches += 1
+        checked = CHECKED_BATCHES if here.numel() < MANY_OUTPUTS else 0
+        if len(outputs) > 1 and not (self.batches > checked and self.batches & (self.batches - 1)):
+            flat = outputs.flatten(1)
+            self.scale = max(self.scale, float(flat.abs().max()))
+            at = int((flat - flat.mean(0)).abs().amax(1).argmax())
+            self.network.check_alone(inputs, flat, at, f"example {at} of {where}", self.scale)
+        return outputs
 
 
-def _check_own(alone: Tensor, together: Tensor, name: str, scale: float) -> None:
-    """Raise unless an example has the same outputs alone and in its batch."""
-    gap = float((alone - together).abs().max()) if alone.shape == together.shape else float("inf")
-    if not gap <= TOLERANCES["alone"].get(together.dtype, 1e-2) * scale:
-        raise NotDeterministicError(
-            f"expected each example's outputs to be its own, got other outputs for {name} when it comes alone (a "
-            f"difference of {gap:.3g} where outputs reach {scale:.3g}). The model mixes the examples of a batch: look "
-            "for statistics over the batch, or for batch_first=False in attention and recurrent layers."
-        )
+def in_words(shape: torch.Size) -> str:
+    """A shape (..., k) of outputs, for messages."""
+    return f"{shape[-1]} outputs" + (f" at {' x '.join(map(str, shape[:-1]))} positions" if len(shape) > 1 else "")
 
 
-class _NoRescaling(TorchFunctionMode):
-    """Refuses calls of `F.embedding` with `max_norm`, which would change the weight."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (F.embedding, F.embedding_bag):
-            refuse_rescaling(bind(TABLE if func is F.embedding else BAG, args, kwargs or {}), ["max_norm"])
-        return func(*args, **(kwargs or {}))
+def _without_rescaling(function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """A call, unless it is one of `F.embedding` with `max_norm`, which would change the weight."""
+    if function in (F.embedding, F.embedding_bag):
+        refuse_rescaling(bind(TABLE if function is F.embedding else BAG, args, kwargs), ["max_norm"])
+    return function(*args, **kwargs)
 
 
 def parameter_slots(model: nn.Module) -> dict[str, list[str]]:
@@ -304,7 +317,7 @@ def in_half(network: Network, few: Inputs | None = None) -> Callable[[Inputs], T
             return network(inputs)
 
     def channels_last(inputs: Inputs) -> Tensor:
-        with FastRelu():
+        with Intercept(fast_relu):
             return call(tree_map(_channels_last, inputs))
 
     convolutional = any(isinstance(module, nn.Conv2d) for module in network.model.modules())

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from whence.data.batches import Inputs, batch_size, take
+from whence.data.batches import Call, Inputs, batch_size, take
 from whence.jacobian.gradients import (
     Block,
     Concatenated,
@@ -34,13 +33,11 @@ from whence.jacobian.gradients import (
     Tangent,
     Whole,
 )
-from whence.jacobian.rules.base import Record, Root, Tracked
+from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, Record, Root, Tracked
 from whence.jacobian.rules.channels_last import ConvolutionBackward, Relu, ScaleBackward
 from whence.jacobian.rules.embeddings import scatter
 from whence.jacobian.views import Columns
-from whence.runtime.model_state import plain_kernels
-
-Call = Callable[[Inputs], Tensor]  # runs the user's model on a batch: outputs (n, k)
+from whence.runtime.model_state import plain_kernels, signed
 
 
 @contextmanager
@@ -110,7 +107,7 @@ def _may_reorder(node: Any, n: int, last: bool) -> bool:
     if kind in ALONG_AXES:
         axes = getattr(node, "_saved_dims", None) or (getattr(node, "_saved_dim", 0),)
         # Of the outputs, only the first axis holds examples.
-        return any(_size(node, axis) % n == 0 for axis in map(_signed, axes) if not (last and axis == 1))
+        return any(_size(node, axis) % n == 0 for axis in map(signed, axes) if not (last and axis == 1))
     check = REORDERING.get(kind)
     return check is not None and check(node, n)
 
@@ -136,10 +133,6 @@ def _by_matrix(node: Any, n: int) -> bool:
     return tuple(sizes[-2:]) == (n, n) and tuple(sizes[:-2]) in ((), (1,))
 
 
-def _signed(axis: int) -> int:
-    return axis - 2**64 if axis >= 2**63 else axis
-
-
 def _size(node: Any, axis: int) -> int:
     """Size of an axis of the node's output; 0, a multiple of any n, if this version of torch does not store it."""
     known = getattr(node, "_input_metadata", None)
@@ -157,8 +150,8 @@ REORDERING: dict[str, Callable[[Any, int], bool]] = {
     **dict.fromkeys(("Index", "IndexPut", "IndexPutImpl"), _by_index),
     **dict.fromkeys(("Mm", "Bmm"), _by_matrix),
     "Embedding": lambda node, n: bool(getattr(node.next_functions[0][0], "next_functions", ())),  # of no parameter
-    "Cat": lambda node, n: _signed(getattr(node, "_saved_dim", 0)) == 0,
-    "Stack": lambda node, n: _signed(getattr(node, "_saved_dim", 0)) == 0 and len(node.next_functions) == n,
+    "Cat": lambda node, n: signed(getattr(node, "_saved_dim", 0)) == 0,
+    "Stack": lambda node, n: signed(getattr(node, "_saved_dim", 0)) == 0 and len(node.next_functions) == n,
 }
 """Functions that may move one row of a batch to another, by the names of their nodes: along axes that may hold the
 examples, or by a check of their own."""
@@ -256,28 +249,6 @@ def gradients(
     return [one.to_dense() if one.is_sparse else one for one in filled]
 
 
-def pull_back(
-    outputs: Tensor,
-    records: Sequence[Record],
-    layouts: Sequence[Layout],
-    cotangents: Tensor,
-    *,
-    last: bool,
-    batched: bool = False,
-) -> list[UseGradients]:
-    """Pull cotangents (c, n, k) back to every use, in one vectorised pass if `batched`; `last` frees the graph."""
-    if not records:
-        return []
-    uses = [UseGradients(record, layout, len(outputs)) for record, layout in zip(records, layouts, strict=True)]
-    passes = [cotangents] if batched else [*cotangents]
-    for number, cotangent in enumerate(passes):
-        keep = not last or number + 1 < len(passes)
-        found = (_vectorized if batched else output_gradients)(outputs, records, cotangent, keep)
-        for use, grads in zip(uses, found, strict=True):
-            use.add(grads if batched or grads is None else grads.unsqueeze(0), len(cotangents) if batched else 1)
-    return uses
-
-
 def output_gradients(
     outputs: Tensor, records: Sequence[Record], cotangent: Tensor, keep: bool = True
 ) -> Sequence[Tensor | None]:
@@ -311,7 +282,6 @@ class UseGradients:
         self.grads: list[Tensor] = []  # (n, c, ...) in the output, a few of all cotangents each; none if reduced
         self._reduced: dict[str, list[Tensor]] = {role: [] for role in record.roles}
         self._reduces = record.use.kind == "dense" or "weight" not in record.roles
-        self._use = record.use.precomputed() if self._reduces else record.use
 
     def add(self, grads: Tensor | None, cotangents: int) -> None:
         """Add gradients (c, *shape) in the output; `None` for zeros."""
@@ -326,7 +296,7 @@ class UseGradients:
             values.append(self._dense(role, grads))
 
     def _dense(self, role: str, grads: Tensor) -> Tensor:
-        values = self._use.dense(role, self.layout, grads)
+        values = self.record.use.dense(role, self.layout, grads)
         return values.reshape(*grads.shape[:2], *self.record.roles[role].tensor.shape)
 
     def of_parameter(self, name: str) -> Iterator[tuple[Root, Tensor]]:
@@ -359,15 +329,32 @@ def _to_roots(source: Tracked, grads: Tensor) -> Iterator[tuple[Root, Tensor]]:
 
 
 def tangents_of(
-    blocks: Sequence[Block], uses: Sequence[UseGradients], outputs: Tensor, cotangents: int
+    blocks: Sequence[Block],
+    outputs: Tensor,
+    records: Sequence[Record],
+    layouts: Sequence[Layout],
+    cotangents: Tensor,
+    *,
+    last: bool,
+    batched: bool = False,
 ) -> list[Tangent]:
-    """The tangents of all blocks, each from all uses of its parameters; zero where there are none."""
-    by_parameter: dict[str, set[int]] = {}
-    for at, use in enumerate(uses):
-        for name in use.record.parameters:
-            by_parameter.setdefault(name, set()).add(at)
-    empty = outputs.detach().new_zeros(len(outputs), cotangents, 0)
-    own = (set().union(*(by_parameter.get(name, ()) for name in block.parameters)) for block in blocks)
+    """Pull cotangents (c, n, k) back to every use, in one vectorised pass if `batched`, and on to the blocks.
+
+    A block is zero where no use is recorded; `last` frees the graph.
+    """
+    uses = [UseGradients(record, layout, len(outputs)) for record, layout in zip(records, layouts, strict=True)]
+    passes = [cotangents] if batched else [*cotangents]
+    for number, cotangent in enumerate(passes if records else ()):
+        keep = not last or number + 1 < len(passes)
+        found = (_vectorized if batched else output_gradients)(outputs, records, cotangent, keep)
+        for use, grads in zip(uses, found, strict=True):
+            use.add(grads if batched or grads is None else grads.unsqueeze(0), len(cotangents) if batched else 1)
+    of_parameter: dict[str, set[int]] = {}
+    for at, record in enumerate(records):
+        for name in record.parameters:
+            of_parameter.setdefault(name, set()).add(at)
+    empty = outputs.detach().new_zeros(len(outputs), len(cotangents), 0)
+    own = (set().union(*(of_parameter.get(name, ()) for name in block.parameters)) for block in blocks)
     return [_tangent(block, [uses[at] for at in sorted(of)], empty) for block, of in zip(blocks, own, strict=True)]
 
 
@@ -449,18 +436,6 @@ def _common_rows(index: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
 # (control flow that depends on data), the examples are run one at a time.
 
 
-class Substitution(TorchFunctionMode):
-    """Hands every torch function the given tensors in place of the parameters."""
-
-    def __init__(self, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self._values = {id(parameter): values[name] for name, parameter in parameters.items()}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map(lambda value: self._values.get(id(value), value), (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-
 class Vectorized:
     """All examples at once, through `torch.vmap`."""
 
@@ -469,8 +444,14 @@ class Vectorized:
         self._copies = {name: p.detach().expand(n, *p.shape).requires_grad_() for name, p in parameters.items()}
 
         def single(values: dict[str, Tensor], example: Inputs) -> Tensor:
+            copies = {id(parameter): values[name] for name, parameter in parameters.items()}
+
+            def substituted(function: Function, args: Arguments, kwargs: Keywords) -> Any:
+                args, kwargs = tree_map(lambda value: copies.get(id(value), value), (args, kwargs))
+                return function(*args, **kwargs)
+
             one = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, example)
-            with Substitution(parameters, values):
+            with Intercept(substituted):
                 return call(one).squeeze(0)
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
@@ -499,6 +480,3 @@ class OneByOne:
             each = [gradients(row, leaves, u) for u in cotangents[:, at : at + 1]]
             examples.append([torch.stack(grads) for grads in zip(*each, strict=True)])
         return dict(zip(self._parameters, map(torch.stack, zip(*examples, strict=True)), strict=True))
-
-
-Run = Vectorized | OneByOne

@@ -27,9 +27,10 @@ from torch.nn.functional import pad
 from whence.data.batches import Batch, check_finite, take
 from whence.data.targets import example_weights, position_weights, targets_at
 from whence.errors import InputError, StaleModelError
-from whence.jacobian.network import Network, SeparateExamples
+from whence.jacobian.network import CheckedOutputs, Network
 from whence.jacobian.views import OutputMixtures, OutputView, Softmax, SoftmaxColumns, chunk_of_positions
 from whence.likelihoods import Categorical, Likelihood
+from whence.runtime.model_state import signed
 
 ALL_OUTPUTS = 64  # up to which no sketch is used by default
 COLUMNS = 16  # of a sketch, by default, of a training set of a few thousand examples or fewer
@@ -64,6 +65,9 @@ class SketchedOutputs(NamedTuple):
         return self._replace(classes=pad(self.classes, (0, 0, 0, more), value=-1), floors=pad(self.floors, (0, more)))
 
 
+Sketched = tuple[OutputView, Tensor, Tensor, Tensor, Labels]  # view, A^T f, A^T A, weights (n, t) of positions, labels
+
+
 @dataclass
 class HessianSketch:
     """Views of a few combinations of the outputs of each training example, the same in every pass."""
@@ -80,12 +84,12 @@ class HessianSketch:
     saved: Tensor | None = None  # (n, c + 1, c + 1) A^T A of the fit that was loaded: it must be the same here
 
     def __post_init__(self) -> None:
-        self._separate = SeparateExamples(self.network)
+        self.outputs = CheckedOutputs(self.network, same_positions=False)
 
     def views(self, batch: Batch, where: str) -> Iterator[Batch]:
         """Parts of a batch whose outputs fit in memory, with views as inputs."""
         if self.labels is None or self.saved is not None or not self._samples(batch.targets):
-            yield from (view for view, _, _ in self.derivatives(batch, where))
+            yield from (view for view, _ in self.derivatives(batch, where))
             return
         for chunk in self._chunks(batch, self.width * batch.targets[0].numel(), sampled=True):
             yield replace(chunk, inputs=self._softmax_columns(chunk, where, self._known(chunk)))
@@ -97,27 +101,28 @@ class HessianSketch:
             return False
         return self.columns < self.width * targets[0].numel()
 
-    def derivatives(self, batch: Batch, where: str) -> Iterator[tuple[Batch, torch.Size, SketchedOutputs]]:
-        """The same parts, the shape (..., k) of an example's outputs, and what the first pass keeps."""
-        with torch.no_grad():
-            outputs = self.network.shaped(batch.inputs, where).detach()
-        check_finite(outputs, "outputs of the model", where)
+    def derivatives(self, batch: Batch, where: str) -> Iterator[tuple[Batch, SketchedOutputs]]:
+        """The same parts, and what the first pass keeps of them."""
+        outputs = self.outputs(batch.inputs, where)
         self.width = outputs.shape[-1]
         sampled = self._samples(batch.targets)
-        self._separate.check(batch.inputs, outputs, where)
         for chunk in self._chunks(batch, outputs[0].numel(), sampled):
             some = outputs[chunk.start - batch.start :][: chunk.size]
-            view, found = (self._from_labels if sampled else self._from_signs)(some, chunk, where)
+            view, values, gram, weights, labels = (self._by_labels if sampled else self._by_signs)(some, chunk, where)
+            largest = some.new_zeros(len(some)) if sampled else some.abs().flatten(1).amax(1)
+            kept = (one.to(self.dtype) for one in (values, gram, example_weights(chunk.weights, weights), largest))
+            found = SketchedOutputs._make([*kept, (weights > 0).sum(1), *labels])
             if self.saved is not None:
                 self._check_saved(some, chunk.rows, found.gram, where)
-            yield replace(chunk, inputs=view), outputs.shape[1:], found
+            yield replace(chunk, inputs=view), found
 
     def _chunks(self, batch: Batch, outputs: int, sampled: bool) -> Iterator[Batch]:
         """Parts of a batch whose examples have so many outputs."""
+        device, most = self.network.device, MIXTURE_BYTES // (torch.float64.itemsize * (self.columns + 1))
         if sampled:
-            most = _chunk_bytes(self.network.device) // torch.float32.itemsize
-        else:
-            most = MIXTURE_BYTES // (torch.float64.itemsize * (self.columns + 1))
+            on_gpu = device.type == "cuda"
+            size = CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory if on_gpu else CHUNK_BYTES
+            most = int(size) // torch.float32.itemsize
         step = max(1, most // outputs)
         for low in range(0, batch.size, step):
             some = slice(low, min(low + step, batch.size))
@@ -157,26 +162,18 @@ class HessianSketch:
         classes, floors = (torch.cat(each).unflatten(0, (len(examples), -1)) for each in zip(*drawn, strict=True))
         return Labels(classes, floors.to(self.dtype))
 
-    def _from_labels(self, outputs: Tensor, batch: Batch, where: str) -> tuple[OutputView, SketchedOutputs]:
+    def _by_labels(self, outputs: Tensor, batch: Batch, where: str) -> Sketched:
         assert isinstance(self.likelihood, Categorical)
         flat = outputs.flatten(0, -2)
         _, sizes = self.likelihood.check_labels(targets_at(batch.targets, outputs, where), flat, where)
         weights = position_weights(batch.weights, outputs, sizes > 0, where).double()
         labels = self._sampled(flat, *self._places(batch, weights)) if self.labels is None else self._known(batch)
         view = self._softmax_columns(batch, where, labels)
-        values, gram = view.products(outputs)
-        return view, SketchedOutputs(
-            values.to(self.dtype),
-            gram.to(self.dtype),
-            example_weights(batch.weights, weights).to(self.dtype),
-            values.new_zeros(len(outputs), dtype=self.dtype),
-            (weights > 0).sum(1),
-            *labels,
-        )
+        return view, *view.products(outputs), weights, labels
 
     # --- Random signs -------------------------------------------------------------------------------------------------
 
-    def _from_signs(self, outputs: Tensor, batch: Batch, where: str) -> tuple[OutputView, SketchedOutputs]:
+    def _by_signs(self, outputs: Tensor, batch: Batch, where: str) -> Sketched:
         n, k = len(outputs), outputs.shape[-1]
         shaped = outputs.double()  # exact for rounded outputs, however confident
         flat = shaped.reshape(-1, k)
@@ -193,15 +190,10 @@ class HessianSketch:
         roots = (roots * each.sqrt().unsqueeze(2)).reshape(n, -1, self.columns)
         check_finite((roots, residuals), f"derivatives of the {likelihood.name} loss", where)
         columns = torch.cat([roots, residuals], dim=2)
-        return OutputMixtures(batch.inputs, columns.to(outputs.dtype)), SketchedOutputs(
-            (shaped.reshape(n, 1, -1) @ columns).squeeze(1).to(self.dtype),
-            (columns.mT @ columns).to(self.dtype),
-            example_weights(batch.weights, weights).to(self.dtype),
-            outputs.abs().flatten(1).amax(1).to(self.dtype),
-            (weights > 0).sum(1),
-            torch.zeros(n, 0, self.columns, dtype=torch.int32, device=outputs.device),
-            torch.zeros(n, 0, dtype=self.dtype, device=outputs.device),
-        )
+        values = (shaped.reshape(n, 1, -1) @ columns).squeeze(1)
+        none = torch.zeros(n, 0, self.columns, dtype=torch.int32, device=outputs.device)
+        labels = Labels(none, none[:, :, 0].to(self.dtype))
+        return OutputMixtures(batch.inputs, columns.to(outputs.dtype)), values, columns.mT @ columns, weights, labels
 
     def _mixing(self, n: int, size: int, start: int, like: Tensor) -> Tensor:
         """M (n, q, c) with E[M M^T] = I for the q = `size` columns of a root: random signs, or all columns."""
@@ -244,12 +236,6 @@ class HessianSketch:
                 f"where they are up to {float(least[at].max()):.3g}). The weights are the same, the outputs are not: "
                 "build the model as it was then, and load where it computes in the same precision; or fit again here."
             )
-
-
-def _chunk_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return CHUNK_BYTES
-    return int(CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
 # --- Random numbers ---------------------------------------------------------------------------------------------------
@@ -321,23 +307,18 @@ def random_signs(examples: Tensor, places: Tensor, count: int, seed: int) -> Ten
 
 def _hash(examples: Tensor, places: Tensor, stream: int, seed: int) -> Tensor:
     """(n, t) 64 random bits: a counter through the steps of SplitMix64, in integers that wrap around."""
-    found = _scrambled(_scrambled(torch.full_like(examples, _signed(seed))) + stream)
+    found = _scrambled(_scrambled(torch.full_like(examples, signed(seed))) + stream)
     found = _scrambled(found + examples)
     return _scrambled(found + places)
 
 
 def _scrambled(words: Tensor) -> Tensor:
-    words = (words + 1) * _signed(0x9E3779B97F4A7C15)
-    words = (words ^ _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
-    words = (words ^ _shifted(words, 27)) * _signed(0x94D049BB133111EB)
+    words = (words + 1) * signed(0x9E3779B97F4A7C15)
+    words = (words ^ _shifted(words, 30)) * signed(0xBF58476D1CE4E5B9)
+    words = (words ^ _shifted(words, 27)) * signed(0x94D049BB133111EB)
     return words ^ _shifted(words, 31)
 
 
 def _shifted(words: Tensor, count: int) -> Tensor:
     """Without the sign, which torch would shift in."""
     return (words >> count) & ((1 << (64 - count)) - 1)
-
-
-def _signed(word: int) -> int:
-    """64 bits as torch counts them."""
-    return (word + 2**63) % 2**64 - 2**63

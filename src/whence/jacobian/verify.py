@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import resolve_name
 from torch.utils._pytree import tree_map
 
-from whence.data.batches import Inputs, batch_size, take
+from whence.data.batches import Call, Inputs, batch_size, take
 from whence.errors import ShapeError, UncapturedParameterError
-from whence.jacobian.gradients import Kronecker, Layout, Tangent, possible_layouts
-from whence.jacobian.record import Call, differentiable, output_gradients
+from whence.jacobian.gradients import Kronecker, Layout, Tangent, normal_numbers
+from whence.jacobian.record import differentiable, output_gradients
 from whence.jacobian.rules import READERS
-from whence.jacobian.rules.base import Record, flat_arguments
+from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, Record, flat_arguments
 from whence.linalg import gradients_not_finite
 
 # --- Autograd's gradients, to compare with ----------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def reference_on_graph(
     outputs: Tensor, inputs: Inputs, parameters: Mapping[str, Tensor], precision: torch.dtype
 ) -> AutogradReference:
     """Autograd's gradients of outputs with a graph, which is kept."""
-    cotangent = _random_cotangent(outputs)
+    cotangent = normal_numbers(outputs.shape, len(outputs), outputs)
     found: Sequence[Tensor | None] = [None] * len(parameters)
     if outputs.requires_grad:
         found = torch.autograd.grad(outputs, list(parameters.values()), cotangent, retain_graph=True, allow_unused=True)
@@ -114,37 +114,26 @@ def reference_on_graph(
     return AutogradReference(inputs, outputs.detach(), precision, cotangent, gradients)
 
 
-def _random_cotangent(outputs: Tensor) -> Tensor:
-    """Random numbers (n, k), the same for every batch of n examples."""
-    generator = torch.Generator("cpu").manual_seed(len(outputs))
-    return torch.randn(outputs.shape, generator=generator, dtype=torch.float64, device="cpu").to(outputs.detach())
-
-
-class _Precision(TorchFunctionMode):
-    """Finds the coarsest dtype in which a model computes: a float32 model may use bfloat16 inside."""
-
-    coarsest: torch.dtype = torch.float64
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.is_floating_point():
-            self.coarsest = max(self.coarsest, out.dtype, key=lambda dtype: torch.finfo(dtype).eps)
-        return out
-
-
 def _check_independent(call: Call, inputs: Inputs, outputs: Tensor) -> torch.dtype:
     """Raise if the outputs of an example depend on the others in the batch; return the precision of the model."""
     half = (len(outputs) + 1) // 2
-    mode = _Precision()
-    with torch.no_grad(), mode:
+    dtypes = [torch.float64]  # in which the model computes: one in float32 may use bfloat16 inside
+
+    def noted(function: Function, args: Arguments, kwargs: Keywords) -> Any:
+        out = function(*args, **kwargs)
+        dtypes.extend([out.dtype] if isinstance(out, Tensor) and out.is_floating_point() else [])
+        return out
+
+    with torch.no_grad(), Intercept(noted):
         alone = call(take(inputs, slice(0, half)))
-    if not close(alone, outputs[:half], tolerance(mode.coarsest, outputs.device), outputs.double().norm()):
+    precision = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    if not close(alone, outputs[:half], tolerance(precision, outputs.device), outputs.double().norm()):
         raise UncapturedParameterError(
             f"expected the outputs of an example not to depend on the others in its batch, got a difference of "
             f"{float((alone - outputs[:half]).abs().max()):.3g} between a batch and its first half. Call model.eval(), "
             "and use no layer that mixes examples (batch statistics, attention or pooling across the batch)."
         )
-    return mode.coarsest
+    return precision
 
 
 def close(one: Tensor, other: Tensor, relative: float, scale: Tensor | None = None) -> bool:
@@ -158,18 +147,12 @@ def close(one: Tensor, other: Tensor, relative: float, scale: Tensor | None = No
 # --- Where the examples are -------------------------------------------------------------------------------------------
 
 
-def possible_layouts_of(record: Record, n: int) -> list[Layout]:
-    """Every layout in which the output of a use could hold n examples, the likeliest first."""
-    found = possible_layouts(record.use.axes(record.shape), record.shape, n)
-    return [layout for layout in found if record.use.accepts(layout, record.shape, n)]
-
-
 def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[list[Layout] | None]:
     """The layouts in which gradients from some examples are zero for all others; `None` for uses without a gradient."""
-    n, cotangent = len(outputs), _random_cotangent(outputs)
+    n, cotangent = len(outputs), normal_numbers(outputs.shape, len(outputs), outputs)
     plain = output_gradients(outputs, records, cotangent)
     have = [at for at, gradient in enumerate(plain) if gradient is not None and bool(gradient.any())]
-    left = {at: possible_layouts_of(records[at], n) for at in have}
+    left = {at: records[at].possible_layouts(n) for at in have}
     for examples in separating_sets(n).to(outputs.device) if have else ():
         grads = output_gradients(outputs, [records[at] for at in have], cotangent * examples[:, None])
         for at, gradient in zip(have, grads, strict=True):
@@ -197,7 +180,7 @@ def rows_are_in_place(outputs: Tensor, records: Sequence[Record], layouts: Seque
     """
     n = len(outputs)
     base = 7 if outputs.dtype == torch.float16 else 15  # how many powers of two the precision has room for
-    cotangent, number = _random_cotangent(outputs), torch.arange(n, device=outputs.device)
+    cotangent, number = normal_numbers(outputs.shape, len(outputs), outputs), torch.arange(n, device=outputs.device)
     plain = output_gradients(outputs, records, cotangent)
     for place in takewhile(lambda place: place == 1 or place < n, (base**digit for digit in count())):
         power = torch.pow(2.0, (number // place % base - base // 2).double()).to(outputs.dtype)
@@ -220,24 +203,17 @@ def _multiplied(before: Tensor, after: Tensor, layout: Layout, power: Tensor) ->
 # --- What no rule covers, in words ------------------------------------------------------------------------------------
 
 
-class _UncoveredCalls(TorchFunctionMode):
-    """Collects the names of functions without a rule that take a parameter."""
-
-    def __init__(self, parameter: Tensor) -> None:
-        super().__init__()
-        self.parameter = parameter
-        self.names: set[str] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        uses_it = any(one is self.parameter for one in flat_arguments(args, kwargs or {}))
-        if func not in READERS and uses_it and isinstance(out, (Tensor, tuple, list)):
-            self.names.add(resolve_name(func) or getattr(func, "__name__", repr(func)))
-        return out
-
-
 def uncovered_calls(call: Call, parameter: Tensor, inputs: Inputs) -> str:
     """What a model does with a parameter that no rule covers, in words."""
-    with torch.no_grad(), _UncoveredCalls(parameter) as calls:
+    names: set[str] = set()
+
+    def noted(function: Function, args: Arguments, kwargs: Keywords) -> Any:
+        out = function(*args, **kwargs)
+        uses_it = any(one is parameter for one in flat_arguments(args, kwargs))
+        if function not in READERS and uses_it and isinstance(out, (Tensor, tuple, list)):
+            names.add(resolve_name(function) or getattr(function, "__name__", repr(function)))
+        return out
+
+    with torch.no_grad(), Intercept(noted):
         call(inputs)
-    return f"it goes into {', '.join(sorted(calls.names))}" if calls.names else "it is used in a way no rule covers"
+    return f"it goes into {', '.join(sorted(names))}" if names else "it is used in a way no rule covers"

@@ -26,9 +26,6 @@ UNKNOWN = 4 * 2**30
 MADV_DONTNEED = 4
 """Of madvise(2) on Linux."""
 
-MANY = 2**15
-"""Numbers in the small matrices that a GPU decomposes at once."""
-
 CONTAINER_FILES = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
     (
@@ -125,23 +122,6 @@ def drop_pages(mapped: Tensor) -> None:
     low, high = -(-start // PAGESIZE) * PAGESIZE, stop // PAGESIZE * PAGESIZE  # whole pages alone
     if high > low:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(low), ctypes.c_size_t(high - low), MADV_DONTNEED)
-
-
-def few_at_once(matrices: Tensor, most: int | None = None) -> tuple[Tensor, ...]:
-    """Small matrices (n, k, k) in pieces that may be decomposed at once; in one piece on a CPU.
-
-    cuSOLVER takes a workspace of about 300 kB for the eigenvectors of each matrix of 10 x 10 numbers: 15 GB for 50,000
-    examples of ten classes. A piece has `MANY` numbers at most.
-
-    Examples:
-        >>> [len(piece) for piece in few_at_once(torch.zeros(5, 3, 3), most=18)]
-        [2, 2, 1]
-    """
-    if most is None and not matrices.is_cuda:
-        return (matrices,)
-    each = max(1, matrices.shape[-1] * matrices.shape[-2])
-    pieces: tuple[Tensor, ...] = matrices.split(max(1, (MANY if most is None else most) // each))
-    return pieces
 
 
 def readable(size: float) -> str:

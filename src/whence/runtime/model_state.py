@@ -45,9 +45,9 @@ def checksum(tensor: Tensor) -> int:
     words, total = numbers.view(torch.int32 if numbers.element_size() % 4 == 0 else torch.uint8), 0
     multiples = _multiples(numbers.device)
     for number, piece in enumerate(words.split(len(multiples))):
-        odd = multiples[: len(piece)] + _signed(number * len(multiples) * GOLDEN) | 1
+        odd = multiples[: len(piece)] + signed(number * len(multiples) * GOLDEN) | 1
         total += int(odd.mul_(piece).sum())
-    return _signed(total)
+    return signed(total)
 
 
 @cache
@@ -55,8 +55,8 @@ def _multiples(device: torch.device) -> Tensor:
     return torch.arange(PIECE.get(device.type, PIECE["cpu"]), device=device) * GOLDEN
 
 
-def _signed(word: int) -> int:
-    """The last 64 bits, as torch counts them."""
+def signed(word: int) -> int:
+    """The last 64 bits of a whole number, as torch counts them."""
     return (word + 2**63) % 2**64 - 2**63
 
 
@@ -310,7 +310,10 @@ def preserved(model: nn.Module) -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.enter_context(locked(model))
-        modules = [_Attributes(module) for module in model.modules()]
+        # attributes of modules, and what their dicts and lists hold (parameters, buffers, hooks, caches)
+        own = [vars(module) for module in model.modules()]
+        held = [*own, *(one for each in own for one in each.values() if isinstance(one, (dict, list)))]
+        contents = [(one, one.copy()) for one in held]
         parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
         devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
         stack.enter_context(same_draws())
@@ -325,30 +328,18 @@ def preserved(model: nn.Module) -> Iterator[None]:
                 layer.max_norm = None  # it shortens rows of the weight in place
             yield
         finally:
-            for attributes in modules:
-                attributes.restore()
+            for now, before in contents:
+                if _ids(now) != _ids(before):
+                    now.clear()
+                    now.extend(before) if isinstance(now, list) else now.update(before)
             for parameter, grad, requires_grad in parameters:
                 if parameter.grad is not grad:
                     parameter.grad = grad
                 if parameter.requires_grad != requires_grad:
                     parameter.requires_grad_(requires_grad)
-            for buffer, before in buffers:
-                if checksum(buffer) != checksum(before):
-                    buffer.copy_(before)
-
-
-class _Attributes:
-    """The attributes of a module, and what its dicts and lists hold (parameters, buffers, hooks, caches)."""
-
-    def __init__(self, module: nn.Module) -> None:
-        held = [value for value in vars(module).values() if isinstance(value, (dict, list))]
-        self.contents: list[tuple[Any, Any]] = [(value, value.copy()) for value in (vars(module), *held)]
-
-    def restore(self) -> None:
-        for value, before in self.contents:
-            if _ids(value) != _ids(before):
-                value.clear()
-                value.extend(before) if isinstance(value, list) else value.update(before)
+            for buffer, values in buffers:
+                if checksum(buffer) != checksum(values):
+                    buffer.copy_(values)
 
 
 def _ids(held: Any) -> Any:

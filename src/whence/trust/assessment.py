@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from whence.curvature import conjugate_gradients
-from whence.curvature.base import times_hessian
 from whence.curvature.aligned import curvature_times
+from whence.curvature.base import times_hessian
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import InputError, SingularCurvatureError, TooLargeError
 from whence.estimators import assemble

@@ -18,7 +18,8 @@ from whence.jacobian import gradients
 from whence.jacobian.gradients import product
 from whence.jacobian.network import Network, in_half
 from whence.jacobian.rules import linear
-from whence.jacobian.rules.channels_last import ConvolutionBackward, FastRelu, ScaleBackward, has_channels_last, run
+from whence.jacobian.rules.base import Intercept
+from whence.jacobian.rules.channels_last import ConvolutionBackward, ScaleBackward, fast_relu, has_channels_last, run
 from whence.jacobian.rules.norms import over_positions
 from whence.tracer import Tracer
 
@@ -331,7 +332,7 @@ def test_backward_passes_of_scales_and_relus_are_those_of_torch(vectorized: bool
     draw = torch.randn(5, 6, 7, 3, device=device)
     x = draw.half().contiguous(memory_format=torch.channels_last).requires_grad_()
     scale = torch.randn(6, device=device).half()
-    with FastRelu():
+    with Intercept(fast_relu):
         relu = functional.relu(x)
     scaled = run(ScaleBackward, x.detach() * scale.reshape(-1, 1, 1), x, scale)
     assert type(relu.grad_fn).__name__ == "ReluBackward"
@@ -349,7 +350,7 @@ def test_backward_passes_of_scales_and_relus_are_those_of_torch(vectorized: bool
 
 def test_relus_in_place_and_of_other_tensors_are_left_alone() -> None:
     x = torch.randn(2, 3, 4, 5).half().contiguous(memory_format=torch.channels_last).requires_grad_()
-    with FastRelu():
+    with Intercept(fast_relu):
         for found in (functional.relu(x * 1.0, inplace=True), torch.relu(x.float()), torch.relu(x.detach())):
             assert type(found.grad_fn).__name__ == "ReluBackward0" or found.grad_fn is None
 

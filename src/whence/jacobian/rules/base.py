@@ -87,14 +87,6 @@ class Use(ABC):
         inputs, outputs = promoted(a.tensor(), g.tensor())
         return torch.einsum("neti,nceto->nceio" if self.transposed else "neti,nceto->nceoi", inputs, outputs)
 
-    def precomputed(self) -> Use:
-        """The same use, with what `dense` needs for every cotangent computed once."""
-        return self
-
-    def accepts(self, layout: Layout, shape: Sequence[int], n: int) -> bool:
-        """Whether an output of this shape may hold n examples in this layout."""
-        return True
-
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
         """The two sides (n, e, t, i) and (n, c, e, t, o) of a kronecker use."""
         raise NotImplementedError(f"{type(self).__name__} has no Kronecker form")
@@ -139,35 +131,27 @@ class Record:
         """Names of the parameters that are used."""
         return tuple(root.parameter for source in self.roles.values() for root in source.roots)
 
+    def possible_layouts(self, n: int) -> list[Layout]:
+        """Every layout in which the output could hold n examples, the likeliest first."""
+        return list(possible_layouts(self.use.axes(self.shape), self.shape, n))
+
 
 @dataclass
 class BatchAxes:
     """Which outputs have a batch axis: guessed from their shapes, verified on the first batch, then reused."""
 
     refuted: set[CallSite] = field(default_factory=set)  # call sites whose outputs were found to have none
-    # those of the last run, in order, by kind and parameters of the call
-    answers: dict[tuple[str, tuple[str, ...]], list[bool]] = field(default_factory=dict)
+    answers: dict[CallSite, bool] = field(default_factory=dict)  # of the first batch, and what later ones confirmed
     verified: bool = False  # whether the answers are verified: they are repeated, and only new call sites are guessed
-    confirmed: set[CallSite] = field(default_factory=set)  # of later runs, whose outputs were found to have one
 
     def exists(self, site: CallSite, guess: Callable[[], bool]) -> bool:
         """Whether the output of a call has a batch axis."""
-        if not self.verified:
-            answer = site not in self.refuted and guess()
-            self.answers.setdefault(site[:2], []).append(answer)
-            return answer
-        known = False if site in self.refuted else self.known(site)
-        if known is not None:
-            return known
-        same = set(self.answers.get(site[:2], []))  # one answer for all, as for a cell called once for every token
-        return same.pop() if len(same) == 1 else guess()
-
-    def known(self, site: CallSite) -> bool | None:
-        """The verified answer; `None` if the call did not occur then."""
-        answers = self.answers.get(site[:2], [])
-        if site[2] < len(answers):
-            return answers[site[2]]
-        return True if site in self.confirmed else None
+        if not self.verified or site in self.refuted:
+            self.answers[site] = site not in self.refuted and guess()
+        if site in self.answers:
+            return self.answers[site]
+        same = {answer for other, answer in self.answers.items() if other[:2] == site[:2]}
+        return same.pop() if len(same) == 1 else guess()  # one for all, as for a cell called once for every token
 
 
 class Recorder(TorchFunctionMode):
@@ -219,7 +203,7 @@ class Recorder(TorchFunctionMode):
         sources = {role: self._tracked[id(tensor)] for role, tensor in roles.items() if id(tensor) in self._tracked}
         if not sources or not output.requires_grad:  # run without gradients by the model itself
             return
-        guessed = site is not None and self.batch_axes.verified and self.batch_axes.known(site) is None
+        guessed = site is not None and self.batch_axes.verified and site not in self.batch_axes.answers
         described = (output.shape, output.dtype, output.device)
         in_roles = {id(source.tensor) for source in sources.values()}
         inputs = [one for one in self._arguments if use.has_inputs and isinstance(one, Tensor) and one.requires_grad]
@@ -247,6 +231,17 @@ class Recorder(TorchFunctionMode):
         found = self.batch_axes.exists(site, lambda: any(possible_layouts(range(len(shape)), shape, self.examples)))
         self._site = site if found else None
         return found
+
+
+class Intercept(TorchFunctionMode):
+    """Every call of a torch function goes through `call(function, args, kwargs)`."""
+
+    def __init__(self, call: Callable[[Function, Arguments, Keywords], Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._call(func, args, kwargs or {})
 
 
 Reader: TypeAlias = Callable[[Recorder, Function, Arguments, Keywords], Any]

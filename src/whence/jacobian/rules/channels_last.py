@@ -7,15 +7,14 @@ third of the speed of a GPU's memory where one factor is the same for all cotang
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from whence.jacobian.gradients import fused_kernels
-from whence.jacobian.rules.base import bind
+from whence.jacobian.rules.base import Arguments, Function, Keywords, bind
 
 RELU: set[Callable[..., Any]] = {F.relu, torch.relu, Tensor.relu}
 
@@ -94,49 +93,45 @@ class Relu(torch.autograd.Function):
         return run(_WherePositive, grads[0], ctx.saved_tensors[0])
 
 
-class FastRelu(TorchFunctionMode):
-    """Replaces ReLUs of images with channels last by one whose backward pass is fast."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Other calls, and those in place, are left alone."""
-        given = bind(("input", "inplace"), args, kwargs or {}) if func in RELU else {}
-        if not given.get("inplace") and has_channels_last(given.get("input")):
-            return run(Relu, given["input"])
-        return func(*args, **(kwargs or {}))
+def fast_relu(function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """A call, by `Relu` where it is a ReLU of images with channels last, and not in place."""
+    given = bind(("input", "inplace"), args, kwargs) if function in RELU else {}
+    if not given.get("inplace") and has_channels_last(given.get("input")):
+        return run(Relu, given["input"])
+    return function(*args, **kwargs)
 
 
 class _Elementwise(torch.autograd.Function):
-    """Gradients (n, ...) times something that is the same for all cotangents, with a rule for vmap."""
+    """Gradients (n, x, h, w) and something that is the same for all cotangents, which a kernel reads once for all."""
+
+    kernel: ClassVar[str]  # its name in `whence.jacobian.fused`
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Nothing is differentiated twice."""
 
+    @classmethod
+    def vmap(cls, info: Any, in_dims: Any, grad: Tensor, other: Tensor) -> tuple[Tensor, int]:
+        """For all cotangents, which come first."""
+        grad = grad.movedim(in_dims[0], 0)
+        kernels = fused_kernels(grad)
+        last = other.dim() == 1 or other.permute(0, 2, 3, 1).is_contiguous()
+        if kernels is not None and last and grad.permute(0, 1, 3, 4, 2).is_contiguous():
+            return getattr(kernels, cls.kernel)(grad, other), 0
+        return cls.forward(grad, other), 0
+
 
 class _TimesChannels(_Elementwise):
+    kernel = "times_channels"
+
     @staticmethod
     def forward(grad: Tensor, scale: Tensor) -> Tensor:
         return grad * scale.reshape(-1, 1, 1)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, grad: Tensor, scale: Tensor) -> tuple[Tensor, int]:
-        grad = grad.movedim(in_dims[0], 0)
-        kernels = fused_kernels(grad)
-        if kernels is not None and grad.permute(0, 1, 3, 4, 2).is_contiguous():
-            return kernels.times_channels(grad, scale), 0
-        return grad * scale.reshape(-1, 1, 1), 0
-
 
 class _WherePositive(_Elementwise):
+    kernel = "where_positive"
+
     @staticmethod
     def forward(grad: Tensor, out: Tensor) -> Tensor:
         return torch.where(out > 0, grad, 0.0)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, grad: Tensor, out: Tensor) -> tuple[Tensor, int]:
-        grad = grad.movedim(in_dims[0], 0)
-        kernels = fused_kernels(grad)
-        last, lying = out.permute(0, 2, 3, 1).is_contiguous(), grad.permute(0, 1, 3, 4, 2).is_contiguous()
-        if kernels is not None and last and lying:
-            return kernels.where_positive(grad, out), 0
-        return torch.where(out > 0, grad, 0.0), 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -14,71 +14,27 @@ from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Re
 
 # --- Attention --------------------------------------------------------------------------------------------------------
 
-ATTENTION = (
-    *("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
-    *("add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias", "training", "key_padding_mask", "need_weights"),
-    *("attn_mask", "use_separate_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "static_k"),
-    *("static_v", "average_attn_weights", "is_causal"),
+
+def _projected(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+    """Queries, keys and values: as by torch, but gradients of one product's parts are joined, not padded and added."""
+    if query is key is value:
+        return [part.contiguous() for part in F.linear(query, weight, bias).chunk(3, -1)]
+    biases = (None, None, None) if bias is None else bias.chunk(3)
+    return [F.linear(*each) for each in zip((query, key, value), weight.chunk(3), biases, strict=True)]
+
+
+# torch's own function, which is written in Python, without the line by which it hands the whole call to the recorder.
+OWN_ATTENTION = FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**vars(F), "has_torch_function": lambda tensors: False, "_in_projection_packed": _projected},
+    argdefs=F.multi_head_attention_forward.__defaults__,
 )
-SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-WEIGHTS = ("in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias", *SEPARATE)
 
 
 def attention(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """Multi-head attention; extra keys and values (`bias_k`, `add_zero_attn`) are left to the functional fallback."""
-    given = bind(ATTENTION, args, kwargs)
-    unusual = any(given.get(name) is not None for name in ("bias_k", "bias_v", "static_k", "static_v"))
-    dropped = given.get("training", True) and given.get("dropout_p", 0.0) > 0
-    plain = given["query"].dim() == 3 and recorder.tracks(*(given.get(name) for name in WEIGHTS))
-    if not plain or unusual or given.get("add_zero_attn") or dropped:
-        return function(*args, **kwargs)
+    """Multi-head attention, by the calls of linear maps that torch makes for it."""
     with recorder:
-        return _attention(given)
-
-
-def _attention(given: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
-    """The same as PyTorch's own, on (t, n, d)."""
-    heads = given["num_heads"]
-    # (n, h, t, d / h)
-    q, k, v = (one.reshape(*one.shape[:2], heads, -1).permute(1, 2, 0, 3) for one in _projected(given))
-    mask, weights = _mask(given, q, k), None
-    if given.get("need_weights", True):
-        scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)
-        weights = torch.softmax(scores if mask is None else scores + mask, -1)  # (n, h, t, s)
-        mixed = weights @ v
-        weights = weights.mean(1) if given.get("average_attn_weights", True) else weights
-    else:
-        causal = bool(given.get("is_causal")) and mask is None
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal)
-    joined = mixed.permute(2, 0, 1, 3).flatten(2)  # (t, n, d)
-    return F.linear(joined, given["out_proj_weight"], given.get("out_proj_bias")), weights
-
-
-def _projected(given: Mapping[str, Any]) -> Sequence[Tensor]:
-    """Queries, keys and values (t, n, d)."""
-    inputs = [given[name] for name in ("query", "key", "value")]
-    weight, bias = given["in_proj_weight"], given.get("in_proj_bias")
-    separate = given.get("use_separate_proj_weight")
-    if not separate and inputs[0] is inputs[1] is inputs[2]:
-        return F.linear(inputs[0], weight, bias).chunk(3, dim=-1)
-    weights = [given[name] for name in SEPARATE] if separate else weight.chunk(3)
-    biases = (None, None, None) if bias is None else bias.chunk(3)
-    return [F.linear(*each) for each in zip(inputs, weights, biases, strict=True)]
-
-
-def _mask(given: Mapping[str, Any], q: Tensor, k: Tensor) -> Tensor | None:
-    """Both masks as one to be added to the scores (n, h, t, s)."""
-    among, padding = given.get("attn_mask"), given.get("key_padding_mask")
-    if among is not None and among.dim() == 3:
-        among = among.reshape(*q.shape[:3], k.shape[2])
-    if padding is not None:
-        padding = padding.reshape(len(q), 1, 1, k.shape[2])
-    masks = [
-        torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else mask
-        for mask in (among, padding)
-        if mask is not None
-    ]
-    return sum(masks[1:], masks[0]) if masks else None
+        return OWN_ATTENTION(*args, **kwargs)
 
 
 # --- LSTM, GRU and plain recurrent networks ---------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,14 +20,14 @@ from whence.jacobian.rules.channels_last import ScaleBackward, has_channels_last
 class NormUse(Use):
     """y = weight * z + bias, where both have the last axes of y (LayerNorm, RMSNorm), or the second (channels)."""
 
-    normalized: Callable[[], Tensor]  # computes z
+    normalized: Callable[[], Tensor]  # computes z, by torch
     trailing: int = 0  # how many of the last axes weight and bias have; 0 for the axis of channels
     joint: ClassVar[bool] = True
 
-    def precomputed(self) -> Use:
-        """With z computed."""
-        z = self.normalized()
-        return replace(self, normalized=lambda: z)
+    @cached_property
+    def z(self) -> Tensor:
+        """Computed once for all cotangents."""
+        return self.normalized()
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
         """All that come before those of weight and bias."""
@@ -37,7 +37,7 @@ class NormUse(Use):
         """Sums over positions, of g z and of g."""
         channel = 2 + (layout.place != "whole")  # behind n, c and the images folded into the batch
         images = grads.is_cuda and not self.trailing and channel == 2 and grads.dim() > 3
-        z = layout.canonical(self.normalized(), len(grads)) if role == "weight" else None
+        z = layout.canonical(self.z, len(grads)) if role == "weight" else None
         if images and grads.dim() == 5 and grads.stride(2) == 1 and grads.dtype == torch.float16:
             return over_positions(grads, z)
         if z is not None:

@@ -104,19 +104,16 @@ class BroadcastUse(Use):
     """A tensor of some shape, broadcast to a larger one."""
 
     shape: tuple[int, ...]
+    examples: int  # n
     has_inputs: ClassVar[bool] = False
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
-        """Those along which the tensor was broadcast."""
+        """Those along which the tensor was broadcast, if without the examples all axes are its own, or broadcast."""
         own = (1,) * (len(shape) - len(self.shape)) + self.shape
-        return (axis for axis in range(len(shape)) if own[axis] != shape[axis])
-
-    def accepts(self, layout: Layout, shape: Sequence[int], n: int) -> bool:
-        """Without the examples, every axis must be as long as the tensor's own, or broadcast from one."""
-        left = [*shape]
-        left[layout.axis] //= n
-        own = (1,) * (len(shape) - len(self.shape)) + self.shape
-        return all(size in (1, rest) for size, rest in zip(own, left, strict=True))
+        for axis, size in enumerate(shape):
+            left = (*shape[:axis], size // self.examples, *shape[axis + 1 :])
+            if own[axis] != size and all(one in (1, rest) for one, rest in zip(own, left, strict=True)):
+                yield axis
 
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
         """Sum over the axes along which the tensor was broadcast."""
@@ -130,7 +127,7 @@ class BroadcastUse(Use):
 
 
 def _broadcast(recorder: Recorder, source: Tracked, expanded: Tensor) -> Tensor:
-    recorder.record(BroadcastUse(tuple(source.tensor.shape)), expanded, weight=source.tensor)
+    recorder.record(BroadcastUse(tuple(source.tensor.shape), recorder.examples), expanded, weight=source.tensor)
     return expanded
 
 
