@@ -28,7 +28,7 @@ def test_small_matrices_are_decomposed_in_pieces(device: torch.device) -> None:
     assert {len(piece) for piece in few_at_once(matrices, most=50)} == {1}  # one at least
     assert (
         max(len(piece) for piece in few_at_once(torch.zeros(9000, 1, 1), most=9000)) == 4096
-    )  # however small they are
+    )  # small or not
 
 
 def test_decompositions_in_pieces_are_those_of_all(device: torch.device) -> None:
