@@ -74,7 +74,7 @@ class Loader:
 
 
 def watched(work: Callable[[], Any], folder: Path) -> tuple[Any, dict[str, float]]:
-    """What some work gives, its seconds, the peaks of this process above what it had, and what the disk lost."""
+    """What some work gives, its seconds, peaks of this process above what it had, and what the disk lost to anyone."""
     before, free, most = {key: status_bytes(key) for key in PEAKS}, shutil.disk_usage(folder).free, dict[str, int]()
     ended, taken = threading.Event(), [0]
 
