@@ -26,9 +26,7 @@ def test_small_matrices_are_decomposed_in_pieces(device: torch.device) -> None:
     assert len(few_at_once(matrices)) == (1 if device.type == "cpu" else 13)
     assert torch.equal(torch.cat(few_at_once(matrices, most=250)), matrices)
     assert {len(piece) for piece in few_at_once(matrices, most=50)} == {1}  # one at least
-    assert (
-        max(len(piece) for piece in few_at_once(torch.zeros(9000, 1, 1), most=9000)) == 4096
-    )  # small or not
+    assert max(len(piece) for piece in few_at_once(torch.zeros(9000, 1, 1), most=9000)) == 4096  # small or not
 
 
 def test_decompositions_in_pieces_are_those_of_all(device: torch.device) -> None:

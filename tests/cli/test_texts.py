@@ -65,7 +65,10 @@ def test_fit_and_explain_texts(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     (answer,) = json.loads(result.stdout)
     assert answer["prediction"] == texts[2]
-    assert len(answer["causes"]) == 3
+    assert answer["causes"][0]["row"] == 3  # the same text, by its share of Ho
+    shares = [cause["ho"] for cause in answer["causes"]]
+    assert len(shares) == 3
+    assert shares == sorted(shares, reverse=True)
     assert all(texts[cause["row"] - 1].startswith(cause["label"][:20]) for cause in answer["causes"])
 
 

@@ -38,6 +38,7 @@ Spec = Annotated[
     Option("--spec", help="The Python file that `whence fit` was given, which is run; or the model's folder."),
 ]
 NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")  # of an explanation, that `whence explain` gives
+VARIANCES = {"ho": "Ho", "hec3": "HeC3"}
 
 
 @console.handle_errors
@@ -115,8 +116,8 @@ def explain(
         output.head(f"{saved.unit} {one['row']}: {one['prediction']}")
         output.say(f"  {one['verdict']}: {one['advice']}")
         output.say(f"  {one['because']}")
-        causes = [[cause["row"], percent(cause["hec3"]), cause["label"], cause["without"]] for cause in one["causes"]]
-        heads = [f"training {saved.unit}", "share of HeC3", saved.label, "without it"]
+        causes = [[c["row"], percent(c[saved.variance]), c["label"], c["without"]] for c in one["causes"]]
+        heads = [f"training {saved.unit}", f"share of {VARIANCES[saved.variance]}", saved.label, "without it"]
         output.rows(causes, heads, right=(0, 1, 2, 3))
     output.say()
     output.say(f"without it: the same as the fit would have it without that training {saved.unit}.")
@@ -176,6 +177,7 @@ class SavedNetwork:
     """Inputs of a loader, predicted by the saved fit of a network of the user's own."""
 
     unit, label = "example", "residual"
+    variance = "hec3"  # whose shares order training examples
 
     def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
         self.tracer, self.inputs, self.notes, self.stem = tracer, inputs, notes, stem
@@ -233,7 +235,7 @@ class SavedNetwork:
         self, verdicts: whence.Explanation, numbers: Any, places: list[int], top: int
     ) -> list[dict[str, Any]]:
         """What is said of some inputs by their places, which have these numbers."""
-        shares = self.tracer.attribute(self.inputs, top=top).hec3
+        shares = getattr(self.tracer.attribute(self.inputs, top=top), self.variance)
         found = {at: (verdicts.verdicts[at], verdicts.reason(at)) for at in places}
         found |= {at: (CHECK_INPUT, reason) for at, reason in self.impossible.items() if reason}
         return [
@@ -245,7 +247,7 @@ class SavedNetwork:
                 "advice": ADVICE[found[at][0]].replace("in `check`", "below"),
                 **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
                 "causes": [
-                    {"row": int(self.examples[example]), "hec3": share, **self.left_out(example)}
+                    {"row": int(self.examples[example]), self.variance: share, **self.left_out(example)}
                     for example, share in zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
                 ],
             }
@@ -271,6 +273,7 @@ class SavedTexts(SavedNetwork):
     """New texts, and the training texts behind what a language model predicts in them; all are counted from one."""
 
     unit, label = "text", "begins"
+    variance = "ho"  # finds the texts behind an answer; those of HeC3 are texts that nobody could predict
 
     def __init__(
         self, tracer: whence.Tracer, source: TextFolder, new: list[tuple[str, str]], notes: list[str], stem: str
