@@ -231,7 +231,7 @@ class LayerGradients:
         Uses one thread if examples are so small that several threads would mostly wait for each other.
         """
         problem, passes = self.problem, self.problem.passes
-        allowed = problem.n <= (problem.chunk_size or problem.n)  # so many gradients may be held
+        allowed = problem.n <= (problem.chunk_size or problem.n)  # chunk_size limits what is held
         allowed = allowed and problem.sketch is None and not passes.shared and passes.checkpoint is None
         if allowed and fits_in_cache(self.sizes, problem.k, problem.n, problem.device, problem.budget):
             self._cache = torch.empty(0), []

@@ -116,7 +116,7 @@ class NewtonStep:
 
 @dataclass(frozen=True)
 class Meats:
-    """Weights of the training examples in each estimator."""
+    """Weights of the training examples in each estimator: the meats of Ho, HeC0, HeC2 and HeC3."""
 
     # W_i for each estimator, (n, k, q), or (1, k, q) when all examples share it. The variance is
     # sum_i a_i W_i W_i^T a_i^T with the alignments a_i = J F_lam^-1 J_i^T
@@ -170,13 +170,13 @@ class Sandwich(ABC):
         """Covariances of the outputs for one batch."""
 
     def variances(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Outputs (m, k), and variances (m, k) by name, the jackknife's included, where `variances_alone`."""
+        """Outputs (m, k), and variances (m, k) by name, including the jackknife's; only with `variances_alone`."""
         raise NotImplementedError(f"{type(self).__name__} gives covariances; call predict.")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedCurvature(ABC):
-    """A fitted curvature."""
+    """A fitted curvature: leverage blocks, Newton step, alignments and the sandwich."""
 
     problem: Linearization  # the linearized training problem
     ridge: float  # lambda, on the sum scale
@@ -261,7 +261,7 @@ class Structure(ABC):
         Args:
             problem: the linearized training problem.
             ridge: lambda on the sum scale, or `None` to choose it by leave-one-out.
-            meat_roots: the weights that `sandwich` will be asked for, for structures that sum the meats along with the
+            meat_roots: gives the weights that `sandwich` will need, for structures that sum the meats together with the
                 leverages.
         """
 

@@ -45,7 +45,7 @@ class Exact(Structure):
     iterations: int = 10_000
 
     def __post_init__(self) -> None:
-        """Refuse options that no fit could use."""
+        """Raise for options that no fit could use."""
         if self.road not in get_args(Road):
             raise InputError(f"expected road to be one of {', '.join(map(repr, get_args(Road)))}, got {self.road!r}.")
         if not (math.isfinite(self.tolerance) and self.tolerance > 0 and self.iterations >= 1):

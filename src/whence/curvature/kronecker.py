@@ -242,7 +242,7 @@ class KroneckerFactors(Accumulator):
             factors.add(curved, None if weights is None else weights[where], whole, self._step(tangent))
 
     def _step(self, tangent: Tangent) -> int:
-        """Every how many examples to take the inputs of a layer that is used at many positions."""
+        """Step between the examples whose inputs are taken, for a layer used at many positions."""
         if not self.sampled or not isinstance(tangent, Kronecker):
             return 1
         rows = self.problem.n // self.every * tangent.positions
@@ -288,7 +288,7 @@ def samples_outputs(problem: Linearization, blocks: Sequence[Block], whole: bool
 
 
 def enough_examples(problem: Linearization, blocks: Sequence[Block], examples: int = 1) -> int:
-    """Every how many examples are enough for a basis; each position in a sequence counts as an example.
+    """Step between the examples that are enough for a basis; each position in a sequence counts as an example.
 
     At least `examples` examples are used.
     """

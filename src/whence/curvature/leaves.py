@@ -349,7 +349,7 @@ def _starts(places: Tensor, count: int) -> Tensor:
 class LeafAuto(Auto):
     """Exact where it fits in memory and takes a few seconds, else the leading directions of the leaves."""
 
-    most: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}  # below networks: directions say the same
+    most: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}  # lower than for networks: the core is as good
     otherwise: ClassVar[Structure] = LeafCore()
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:

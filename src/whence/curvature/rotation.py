@@ -912,8 +912,8 @@ class BasisView:
 class Weights:
     """Weights of a block's directions in sums of squares, for each of w estimators.
 
-    The squared length multiplied by the weight outside counts inside the basis too, so weights inside are lower by it,
-    unless products are rounded to TF32, where differences of squared lengths are meaningless.
+    The weight outside multiplies the whole squared length, so it also counts inside the basis, and weights inside are
+    reduced by it. Not so if products are rounded to TF32: then differences of squared lengths are meaningless.
     """
 
     basis: Basis

@@ -77,7 +77,7 @@ class TwoBasisWeights(Weights):
         return cls(plain.basis, inside, plain.outside, plain.rounded, *own)
 
     def inside_of(self, rotated: Rotated, crossed: bool) -> Tensor:
-        """Weighted inner products inside the basis, (w, n, c, c), or the squared lengths alone, (w, n, c)."""
+        """Weighted inner products inside the basis, (w, n, c, c), or only the squared lengths, (w, n, c)."""
         found, solved = super().inside_of(rotated, crossed), self._solve(rotated)
         own = [full.grams(self.meats) if crossed else full.variances(self.meats) for full in solved]
         found[self.which] += torch.cat(own, 1)

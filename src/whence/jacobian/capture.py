@@ -264,8 +264,8 @@ class Capture:
     def _guess_layouts(self, batch: _RecordedBatch) -> list[Record]:
         """Give uses without a gradient a likely layout, for the factors of their inputs; return those without any.
 
-        Likely are the layouts of other uses of the same kind, and those that also fit fewer examples: a sequence may
-        happen to have length n.
+        Layouts of other uses of the same kind are likely, and layouts that also fit fewer examples: a sequence may have
+        length n by chance.
         """
         unknown = [at for at, layout in enumerate(batch.layouts) if layout is None]
         if not unknown:

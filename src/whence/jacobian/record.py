@@ -59,7 +59,7 @@ Edge = tuple[Any, int]  # a node of the graph, and which of its outputs
 class Walk(NamedTuple):
     """Result of a walk from the outputs to the parameters."""
 
-    reached: list[Record]  # that the outputs depend on; not those with no rows, as of an expert without examples
+    reached: list[Record]  # uses the outputs depend on, except those with no rows (an expert without examples)
     unrecorded: set[str]  # parameters that the outputs depend on in a way that was not recorded
     may_reorder: bool  # whether some function may move rows of the batch to other rows, as sorting does
 
