@@ -1,8 +1,8 @@
 """Passes over the training data: `accumulate` adds gradients layer by layer, or rows of features, to sums.
 
-An accumulator knows its zeros and how to add a chunk. Everything else about a pass stands here: how many examples make
-a chunk, what happens when memory runs out, what is cached from pass to pass, when it is freed, and how much memory a
-curvature built layer by layer will take.
+An accumulator defines its zeros and how to add a chunk. This module handles everything else about a pass: how many
+examples make a chunk, what happens when memory runs out, what is cached between passes and when it is freed, and how
+much memory a curvature built layer by layer will take.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from whence.runtime.memory import Budget, drop_pages, on_disk, readable
 from whence.runtime.model_state import one_thread, rounded_products
 
 Cotangents = Callable[[slice, int], Tensor]
-"""From the place among the training examples and their number n to cotangents (c, n, k)."""
+"""Maps a slice of the training examples and their number n to cotangents (c, n, k)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ConstantCotangents:
 class ChunkGradients:
     """Gradients of a chunk of training examples: iterating yields every block of parameters in its basis.
 
-    In the last of the iterations that the accumulator announces, a block is freed when the next one is asked for.
+    In the last iteration that the accumulator announced, each block is freed when the next one is requested.
     """
 
     def __init__(self, views: list[BasisView], reads: int) -> None:
@@ -66,13 +66,13 @@ class Accumulator(ABC):
     """Sums over the gradients of all layers of the training set: their zeros, and how to add a chunk."""
 
     label: str  # what the pass is for, shown with its progress
-    cotangents: Cotangents  # what is pulled back for every example
+    cotangents: Cotangents  # vectors pulled back for every example
     count: int  # number c of cotangents
-    bases: Sequence[Basis] | None = None  # of each block; `None` for gradients in the coordinates of the weights
+    bases: Sequence[Basis] | None = None  # one for each block; `None` for gradients in the coordinates of the weights
     reads: int = 1  # how often `add` iterates over the gradients of a chunk
-    every: int = 1  # of about so many examples one is enough: places among all come as slices with steps
+    every: int = 1  # about one in this many examples is used; `where` then has a step
     state: dict[str, Tensor]  # the sums by name, zeros at first, which `add` changes in place
-    given: Sequence[Tensor] = ()  # what the sums depend on beside model, data and options
+    given: Sequence[Tensor] = ()  # tensors the sums depend on, besides model, data and options
 
     @abstractmethod
     def add(self, where: slice, chunk: ChunkGradients) -> None:
@@ -81,29 +81,29 @@ class Accumulator(ABC):
 
 Accumulated = TypeVar("Accumulated", bound=Accumulator)
 
-CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}  # of a chunk's activations and output gradients, at most
-CHUNKS_PER_BATCH = 3  # at least, on a CPU: what is computed from a chunk takes more than the chunk
-CHUNKS_PER_SMALL_BATCH = 4  # where examples are small and few, as their gradients are cached beside them
-LEAST_BYTES = 12 * 2**20  # chunks are not made smaller than this to stay below a share of the batch
-LEAST_EXAMPLES = 8  # of a chunk, if they take at most four times CHUNK_BYTES: products of few rows are slow
-CHUNK_SHARE = 0.18  # of the memory budget that a chunk takes at most
-LEAST_CHUNK_SHARE = 0.07  # of the memory budget that chunks get, however much is in use beside them
+CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}  # most bytes of a chunk's activations and output gradients
+CHUNKS_PER_BATCH = 3  # at least, on a CPU: the results of a chunk are larger than the chunk
+CHUNKS_PER_SMALL_BATCH = 4  # if examples are small and few, as their gradients are cached too
+LEAST_BYTES = 12 * 2**20  # no chunk is made smaller than this by CHUNKS_PER_BATCH
+LEAST_EXAMPLES = 8  # in a chunk, if they take at most 4 CHUNK_BYTES: products of few rows are slow
+CHUNK_SHARE = 0.18  # largest share of the memory budget for a chunk
+LEAST_CHUNK_SHARE = 0.07  # share of the memory budget that chunks always get
 CHUNK_WORKSPACE = 3.6  # peak memory while a chunk is added, the chunk itself included, in units of the chunk
-UNFRAGMENTED = 0.7  # share of a tight budget that tensors may fill: a heap in which they come and go has holes
-WORKSPACE_SHARE = 0.4  # of the budget for gradient matrices that are formed from a chunk
-CACHE_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}  # gradients of which twice the size is at most this are cached
-CACHE_SHARE = 0.3  # of the memory budget that cached rows of features take at most
-PIECE_NUMBERS = 2**22  # of rows of features that are cached as one tensor
-FEW_NUMBERS = 512  # activations and gradients of an example up to which one thread is faster than several
-FEW_BYTES = 32 * 2**20  # of all examples, for the same
-TOGETHER = 8  # examples of a batch that are run at once, where one of several is enough
-PROOF_EXAMPLES = 8  # on which a capture is verified against autograd
-PROOF_SEQUENCES = 3  # the same, where an example has outputs at many positions
+UNFRAGMENTED = 0.7  # share of a tight budget that tensors may fill, as the heap gets fragmented
+WORKSPACE_SHARE = 0.4  # share of the budget for gradient matrices formed from a chunk
+CACHE_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}  # gradients are cached if twice their size is at most this
+CACHE_SHARE = 0.3  # largest share of the memory budget for cached rows of features
+PIECE_NUMBERS = 2**22  # numbers in rows of features that are cached as one tensor
+FEW_NUMBERS = 512  # up to this many activations and gradients an example, one thread is faster
+FEW_BYTES = 32 * 2**20  # the same, in bytes of all examples
+TOGETHER = 8  # least number of examples of a batch to run at once, when only some are used
+PROOF_EXAMPLES = 8  # examples on which a capture is verified against autograd
+PROOF_SEQUENCES = 3  # the same, if an example has outputs at many positions
 
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """The blocks of a model, and the memory that one example takes."""
+    """The blocks of a model, and the memory needed for one example."""
 
     blocks: tuple[Block, ...]  # in the order of the gradients
     activations: float  # bytes
@@ -115,20 +115,20 @@ class LayerSizes:
         return self.activations + cotangents * self.gradients
 
     def small(self, examples: int, cotangents: int) -> bool:
-        """Whether examples are so small, and so few, that the overhead of calls outweighs the arithmetic."""
+        """Whether examples are so small and few that call overhead outweighs arithmetic."""
         each = self.example(cotangents)
         return each <= 4 * FEW_NUMBERS and examples * each <= FEW_BYTES
 
 
 def fits_in_cache(sizes: LayerSizes, cotangents: int, n: int, device: torch.device, budget: Budget) -> bool:
-    """Whether the gradients of n training examples are cached from pass to pass: twice their size is little."""
+    """Whether the gradients of n training examples are small enough to be cached between passes."""
     most = min(CACHE_BYTES["cuda" if device.type == "cuda" else "cpu"], LEAST_CHUNK_SHARE * budget.limit)
     return 2.0 * n * sizes.example(cotangents) <= most
 
 
 @dataclass
 class LayerChunk:
-    """Gradients of some training examples: as captured, until they are first asked for in bases."""
+    """Gradients of some training examples, as captured until they are first requested in bases."""
 
     where: slice
     tangents: list[Tangent]
@@ -137,7 +137,7 @@ class LayerChunk:
     in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
 
     def views(self, bases: Sequence[Basis] | None, problem: Linearization, reads: int = 1) -> list[BasisView]:
-        """Every block in its basis, to be read so often; a chunk that is not cached holds its gradients no longer."""
+        """Every block in its basis, to be read `reads` times. A chunk that is not cached drops its gradients."""
         if bases is None:
             found = [BasisView(tangent, Basis(tangent.block)) for tangent in self.tangents]
             if not self.cached:
@@ -160,20 +160,20 @@ class LayerChunk:
 class LayerGradients:
     """Gradients of all layers over the training data, as often as they are needed, and over any other inputs.
 
-    Sizes are what an earlier capture of the same model found; this one is then verified on the first inputs that come,
-    and must find the same blocks.
+    `sizes` may come from an earlier capture of the same model. This capture is then verified on the first inputs, and
+    must find the same blocks.
     """
 
     def __init__(self, problem: Linearization, sizes: LayerSizes | None = None) -> None:
         self.problem = problem
         self._chunks = Chunks(problem.batches.notes, "gradients of all layers")
-        self.in_use = 0.0  # bytes beside the chunks, as far as they are known; chunks take what is left
-        self.notes: list[str] = []  # what was found out of the ordinary about the model, in words
+        self.in_use = 0.0  # known bytes in use besides the chunks, which take the rest
+        self.notes: list[str] = []  # anything unusual about the model, in words
         if sizes is None:
             first = problem.batches.first()
             sequences = problem.sketch is not None and problem.sketch.dense
             few = take(first.inputs, slice(0, PROOF_SEQUENCES if sequences else PROOF_EXAMPLES))
-            if not problem.captures:  # verified on the first examples, and on others that use what these do not
+            if not problem.captures:  # verified on the first examples, and on others that use more parameters
                 found = self._verified(few)
                 if found.without_uses:
                     read = problem.read("parameters not used by the first batch")
@@ -184,7 +184,7 @@ class LayerGradients:
             self.notes = list(problem.captures[0].notes)
             sizes = LayerSizes(problem.captures[0].blocks, *self._measure(few))
         self.sizes = sizes
-        # gradients of a small training set by the cotangents that were pulled back; `None` where nothing is cached
+        # the cotangents and gradients of a small training set; `None` if nothing is cached
         self._cache: tuple[Tensor, list[LayerChunk]] | None = None
 
     @property
@@ -193,7 +193,7 @@ class LayerGradients:
         return self.sizes.blocks
 
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
-        """One pass over the training data; `last` says that no later pass of the fit reads these gradients."""
+        """Make one pass over the training data; `last` says that no later pass of the fit reads these gradients."""
         read = self._read(sums.label, sums.cotangents, sums.count, sums.state, sums.given, sums.every, last)
         for chunk in read:
             gradients = ChunkGradients(chunk.views(sums.bases, self.problem, sums.reads), sums.reads)
@@ -210,7 +210,7 @@ class LayerGradients:
     def of(
         self, inputs: Inputs, cotangents: Cotangents, count: int, start: int = 0, every: int = 1
     ) -> Iterator[LayerChunk]:
-        """Gradients of one batch, in chunks, whose examples stand at `start` and then at every so many places."""
+        """Yield the gradients of one batch in chunks; its examples are number `start`, `start + every`, and so on."""
         capture = self.capture(inputs)
 
         def pull(part: slice) -> LayerChunk:
@@ -226,12 +226,12 @@ class LayerGradients:
 
     @contextmanager
     def cached(self) -> Iterator[None]:
-        """Cache the gradients of a small training set meanwhile, for all passes that pull back the same cotangents.
+        """Context that caches the gradients of a small training set, for passes with the same cotangents.
 
-        Computes with one thread, where examples are so small that several would mostly wait for one another.
+        Uses one thread if examples are so small that several threads would mostly wait for each other.
         """
         problem, passes = self.problem, self.problem.passes
-        allowed = problem.n <= (problem.chunk_size or problem.n)  # gradients of so many examples are held, and no more
+        allowed = problem.n <= (problem.chunk_size or problem.n)  # chunk_size limits what is held
         allowed = allowed and problem.sketch is None and not passes.shared and passes.checkpoint is None
         if allowed and fits_in_cache(self.sizes, problem.k, problem.n, problem.device, problem.budget):
             self._cache = torch.empty(0), []
@@ -242,11 +242,11 @@ class LayerGradients:
             self._cache = None
 
     def few_threads(self, examples: int, cotangents: int) -> AbstractContextManager[None]:
-        """One thread meanwhile, where a CPU computes with few examples of few numbers each."""
+        """Context with one thread, if a CPU works on few, small examples."""
         return one_thread(self.problem.device.type == "cpu" and self.sizes.small(examples, cotangents))
 
     def identity(self, outputs: int | None = None) -> ConstantCotangents:
-        """Every output in turn: all of them, or the given number."""
+        """One cotangent for each output: all of them, or the given number."""
         size = self.problem.k if outputs is None else outputs
         return ConstantCotangents(torch.eye(size, dtype=self.problem.dtype, device=self.problem.device))
 
@@ -258,7 +258,7 @@ class LayerGradients:
         return self.problem.selection.flatten(tensors, len(lead))
 
     def chunk_size(self, cotangents: int, batch: int) -> int:
-        """How many examples of a batch make a chunk for so many cotangents."""
+        """Number of examples in a chunk of this batch, for this many cotangents."""
         problem, sizes, limit = self.problem, self.sizes, self.problem.budget.limit
         if problem.chunk_size is not None:
             return problem.chunk_size
@@ -273,7 +273,7 @@ class LayerGradients:
         return max(1, int(min(min(most, CHUNK_SHARE * limit, free) // each, by_workspace)))
 
     def capture(self, inputs: Inputs) -> Capture:
-        """The capture, verified on these inputs if it was not yet."""
+        """The capture, verified on these inputs if not yet verified."""
         if not self.problem.captures:
             found = self._verified(take(inputs, slice(0, PROOF_EXAMPLES)), self.sizes.blocks)
             if found.blocks != self.sizes.blocks:
@@ -295,7 +295,7 @@ class LayerGradients:
         every: int = 1,
         last: bool = False,
     ) -> Iterator[LayerChunk]:
-        """One pass over the training data, or one of so many examples, or over the cache."""
+        """One pass over the training data, or about one in `every` examples, or over the cache."""
         rows = cotangents.rows if isinstance(cotangents, ConstantCotangents) and every == 1 else None
         known, chunks = self._cache or (None, [])
         caches = known is not None and rows is not None and not chunks and not last
@@ -332,14 +332,14 @@ class LayerGradients:
             )
 
     def _measure(self, few: Inputs) -> tuple[float, float, float]:
-        """Bytes an example: of activations; for each cotangent of output gradients, and of what is formed."""
+        """Bytes for each example: activations; and for each cotangent output gradients and formed matrices."""
         n = batch_size(few, "this batch")
         captured = self.capture(few).run(few)
         ones = torch.ones(1, n, self.problem.k, dtype=captured.outputs.dtype, device=captured.outputs.device)
         activations = gradients = workspace = 0.0
         on_gpu = self.problem.device.type == "cuda"
         for tangent in captured.tangents(ones, last=True):
-            if isinstance(tangent, Kronecker):  # on a CPU unfolded, as chunks are to fit into its cache
+            if isinstance(tangent, Kronecker):  # on a CPU unfolded: chunks should fit into its cache
                 workspace = max(workspace, formed_bytes(tangent, WORKSPACE_SHARE * self.problem.budget.limit))
                 a, g = (one.numel if on_gpu else math.prod(one.shape) for one in (tangent.a, tangent.g))
                 activations, gradients = activations + a / n, gradients + g / n
@@ -350,13 +350,13 @@ class LayerGradients:
         return each * activations, each * gradients, workspace
 
     def require_factors(self) -> None:
-        """Raise when the Kronecker factors and their eigenvectors do not fit in memory."""
+        """Raise if the Kronecker factors and their eigenvectors do not fit in memory."""
         need = decomposition_bytes(self.blocks)
         what = f"the Kronecker factors of the {len(self.blocks)} blocks of parameters"
         self.problem.budget.require(FRAGMENTED * need, what, self._alternatives())
 
     def require_sums(self, bases: Sequence[Basis]) -> None:
-        """Raise when sums in these bases, and the weights of the training examples, do not fit; chunks get the rest."""
+        """Raise if sums in these bases and the weights of the examples do not fit in memory; chunks get the rest."""
         problem = self.problem
         coordinates = sum(math.prod(basis.shape) for basis in bases)
         roots = problem.hessian_roots
@@ -383,7 +383,7 @@ def working_precision(problem: Linearization) -> torch.dtype:
 
 
 def setting_aside(problem: Linearization, need: float, what: str, instead: str) -> Linearization:
-    """The same problem with the memory that something leaves; an error with advice if that does not fit."""
+    """The same problem with `need` bytes less memory; raise with the advice `instead` if they do not fit."""
     problem.budget.require(need, what, instead)
     return replace(problem, budget=Budget(problem.device, problem.budget.limit - need))
 
@@ -406,24 +406,24 @@ class Features(Protocol):
         """The network's weights in the coordinates of the features, (r,)."""
 
     def prescale(self, ridge: float | None) -> Tensor:
-        """(r,) sizes by which features may be divided so that single precision serves; ones if not known."""
+        """(r,) scales to divide features by, so that single precision is enough; ones if not known."""
 
     @property
     def orthonormal(self) -> bool:
         """Whether the features are coordinates along orthonormal directions."""
 
     def into(self, vectors: Tensor) -> Tensor:
-        """Vectors among the selected weights (..., d) along the features (..., r)."""
+        """Vectors (..., d) over the selected weights to the features (..., r)."""
 
     def lift(self, step: Tensor) -> Tensor:
         """A step in the features (..., r) as a step of the selected weights (..., d)."""
 
 
 def groups_within_memory(index: Tensor, problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
-    """Positions (groups, size) of the members of so many groups of one size at once as memory allows.
+    """Yield positions (groups, size) of the members of groups of one size, as many groups at once as fit in memory.
 
-    Groups are given by number (n,); `numbers_each` are held for each output of a member, beside the square of the
-    group's own.
+    `index` (n,) numbers the groups. `numbers_each` numbers are held for each output of a member, besides the square of
+    the group's outputs.
     """
     order = torch.argsort(index, stable=True)
     sizes = torch.bincount(index)
@@ -439,7 +439,7 @@ def groups_within_memory(index: Tensor, problem: Linearization, numbers_each: fl
 class TrainingRows:
     """The features of all training examples, as often as they are needed.
 
-    Kept in memory where they fit, else on a disk where a folder was given, else computed again.
+    Kept in memory if they fit, else on disk if a folder was given, else recomputed.
     """
 
     def __init__(self, problem: Linearization, features: Features) -> None:
@@ -447,7 +447,7 @@ class TrainingRows:
         self.features = features
         numbers = problem.max_local_rows * problem.k * features.size
         self.in_memory = numbers * problem.outputs.element_size() <= CACHE_SHARE * problem.budget.limit
-        self._mapped: Tensor | None = None  # (n, k, r) those of this process, on a disk
+        self._mapped: Tensor | None = None  # (n, k, r) rows of this process, on disk
         if not self.in_memory and problem.passes.scratch is not None:
             mine = problem.local_rows
             shape = (mine.stop - mine.start, problem.k, features.size)
@@ -459,7 +459,7 @@ class TrainingRows:
     def read(
         self, label: str, state: State | None = None, given: Sequence[Tensor] = ()
     ) -> Iterator[tuple[slice, Tensor]]:
-        """One pass: yield (which training examples, rows (n, k, r)); with a state, as `Linearization.read` does."""
+        """One pass: yield (which training examples, rows (n, k, r)); `state` as in `Linearization.read`."""
         problem = self.problem
         if self._cached:
             kept = ((where, rows.to(problem.device)) for where, rows in self._cached)
@@ -485,7 +485,7 @@ class TrainingRows:
                 found.append((where, rows))
             yield where, rows
         if sum(len(rows) for _, rows in found) == mine.stop - mine.start:
-            self._cached = found  # a reader that stops early, or starts late, keeps nothing
+            self._cached = found  # a pass that stops early or starts late caches nothing
 
     def _rows_on_disk(self, where: slice) -> Tensor:
         """The part of the file that belongs to some examples of this process."""
@@ -494,13 +494,13 @@ class TrainingRows:
         return self._mapped[where.start - first : where.stop - first]
 
     def _computed(self, label: str, state: State | None, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """The same from the training data; rows of a batch that will be cached as one: products of few are slow."""
+        """As `read`, from the training data. Rows to be cached are joined: products of few rows are slow."""
         problem, pieces, checked = self.problem, list[Tensor](), list[tuple[int, Tensor]]()
         keeps = self.in_memory or self._mapped is not None
         for batch in problem.read(label, state, given):
             for part, rows in self.features.rows(batch.inputs, problem.k):
                 checked.append((batch.start + part.start, finite_examples(rows)))
-                if not rows.is_cuda:  # to look at each would make a GPU wait
+                if not rows.is_cuda:  # checking each would make a GPU wait
                     check_gradients(checked)
                 pieces.append(rows)
                 if not keeps or part.stop == batch.size or sum(one.numel() for one in pieces) >= PIECE_NUMBERS:
@@ -511,7 +511,7 @@ class TrainingRows:
         check_gradients(checked)
 
     def bring_together(self) -> None:
-        """Let every process have the rows of all of them."""
+        """Gather the rows of all processes in every process."""
         if self._everywhere:
             return
         process_group, problem = self.problem.passes.process_group, self.problem
@@ -532,9 +532,9 @@ class TrainingRows:
         given: Sequence[Tensor],
         transform: Callable[[Tensor, Tensor], Tensor],
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (members (groups, size), their rows (groups, size k, w)): one pass for as many groups as memory allows.
+        """Yield (members (groups, size), their rows (groups, size k, w)): one pass for as many groups as fit in memory.
 
-        Groups are given by number (n,); `transform` makes rows (n, k, w) of some examples, by place, and their rows.
+        `index` (n,) numbers the groups; `transform` maps positions of examples and their rows to rows (n, k, w).
         """
         problem = self.problem
         for members in groups_within_memory(index, problem, width):
@@ -546,7 +546,7 @@ class TrainingRows:
             yield members, found.reshape(len(members), -1, width)
 
     def kernel(self) -> tuple[Tensor, Tensor]:
-        """K = J J^T (n k, n k), and J w (n, k). Rows that do not fit in memory are computed for each block of K."""
+        """K = J J^T (n k, n k), and J w (n, k). Rows that do not fit in memory are recomputed for each block of K."""
         problem, size, k = self.problem, self.problem.n * self.problem.k, self.problem.k
         kernel = torch.empty(size, size, dtype=problem.dtype, device=problem.device)
         inner, weights = torch.empty_like(problem.outputs), self.features.weights()
@@ -571,7 +571,7 @@ class TrainingRows:
         return found.flatten(1)
 
     def curved(self, where: slice, rows: Tensor) -> Tensor:
-        """Rows scaled by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
+        """Rows multiplied by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
         roots = self.problem.hessian_roots
         return rows if roots is None else roots[where].transpose(1, 2).to(rows.dtype) @ rows
 
@@ -582,7 +582,7 @@ def finite_examples(rows: Tensor) -> Tensor:
 
 
 def check_gradients(checked: list[tuple[int, Tensor]]) -> None:
-    """Raise when the features of an example are not finite, from the first example of each chunk and what it holds.
+    """Raise if the features of an example are not finite; entries are (number of the first example, finite (n,)).
 
     The list is empty afterwards.
     """
@@ -592,20 +592,20 @@ def check_gradients(checked: list[tuple[int, Tensor]]) -> None:
     checked.clear()
 
 
-LARGEST_SIDE = 8192  # a layer with more inputs, or outputs, has no eigenbasis on that side: a factor has their square
-LARGEST_EXACT = 1024  # weights of a block without a Kronecker form that is kept exactly, as a diagonal above
-SUMS_PER_COORDINATE = 26.0  # sums, weights, and what is made on the way to them, in float64 numbers: peaks of real fits
-SUMS_PER_WEIGHT = 5.0  # scores and Newton steps, in float64 numbers for each weight
-FRAGMENTED = 1.1  # a heap in which factors and eigenvectors come and go takes so many times what they take
+LARGEST_SIDE = 8192  # a side with more inputs or outputs has no eigenbasis: a factor takes their square
+LARGEST_EXACT = 1024  # largest block without a Kronecker form kept as a matrix; larger ones are diagonal
+SUMS_PER_COORDINATE = 26.0  # sums, weights and temporaries in float64 numbers: peaks of real fits
+SUMS_PER_WEIGHT = 5.0  # scores and Newton steps, in float64 numbers per weight
+FRAGMENTED = 1.1  # factor for fragmentation of the heap by factors and eigenvectors
 
 
 def kept_exactly(block: Block) -> bool:
-    """Whether a block without a Kronecker form (norms, biases, bare parameters) has a matrix, and not a diagonal."""
+    """Whether a block without a Kronecker form (norms, biases, bare parameters) is kept as a matrix, not a diagonal."""
     return block.numel <= LARGEST_EXACT
 
 
 def factor_sides(blocks: Iterable[Block]) -> list[tuple[int, int]]:
-    """(how many, side) of the square factors of all blocks."""
+    """(number, side) of the square factors of all blocks."""
     found = []
     for block in blocks:
         shape = block.matrix_shape
@@ -617,17 +617,17 @@ def factor_sides(blocks: Iterable[Block]) -> list[tuple[int, int]]:
 
 
 def decomposition_bytes(blocks: Sequence[Block]) -> float:
-    """All factors in float64, the eigenvectors of those that are decomposed, and the workspace for the largest."""
+    """Bytes of all factors in float64, their eigenvectors, and the workspace for the largest."""
     each = [8.0 * count * side**2 for count, side in factor_sides(blocks)]
     return 2.0 * sum(each) + 4.0 * max(each, default=0.0)
 
 
 def sums_bytes(coordinates: float, size: int, itemsize: int) -> float:
-    """Everything of the size of the weights, for so many coordinates of so many weights."""
+    """Bytes of sums over `coordinates`, and of everything as large as the `size` weights."""
     return (SUMS_PER_COORDINATE + 6.0 * (itemsize == 8)) * 8.0 * coordinates + SUMS_PER_WEIGHT * 8.0 * size
 
 
 def examples_bytes(n: int, k: int, q: int, itemsize: int) -> float:
-    """Residuals, leverages and weights of n training examples with k outputs and q columns of the Hessian's root."""
+    """Bytes of residuals, leverages and weights of n examples, with k outputs and q columns of Hessian roots."""
     blocks = 8.0 if q else 3.5  # roots of Hessians and of the noise, leverage blocks, their inverses
     return itemsize * n * (12.0 * k + blocks * k * max(k, q))

@@ -1,6 +1,6 @@
-"""Exact algebra by the alignments of an input with all training examples, whatever the number of parameters.
+"""Exact algebra by the alignments of an input with all training examples, for any number of parameters.
 
-By the kernel of the training set, n k x n k; or without any matrix, by conjugate gradients.
+Either with the n k x n k kernel of the training set, or without any matrix, by conjugate gradients.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from whence.errors import SingularCurvatureError
 from whence.jacobian.jacobian import Jacobian
 from whence.jacobian.linearization import Linearization
 
-LEAST_ROUNDING = 32  # additions, at least, whose rounding error hides a pivot; as many as there are pivots if more
+LEAST_ROUNDING = 32  # least number of additions assumed in the rounding error of a pivot, else the number of pivots
 
 
 class AlignedCurvature(FittedCurvature):
-    """A curvature whose predictions are sums over training examples of their alignments."""
+    """A curvature that predicts by sums over the alignments with all training examples."""
 
     @abstractmethod
     def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
@@ -44,21 +44,21 @@ class AlignedCurvature(FittedCurvature):
 
     @abstractmethod
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
-        """Rows (m, k, d) of a batch, as many inputs at once as memory allows."""
+        """Yield rows (m, k, d) of a batch, for as many inputs at once as memory allows."""
 
     @abstractmethod
     def solve(self, vectors: Tensor) -> Tensor:
         """F_lam^-1 v for vectors (q, d)."""
 
     def alignments(self, inputs: Inputs) -> Alignments:
-        """All training examples at once."""
+        """One chunk with all training examples."""
         start = 0
         for aligned, _ in self.aligned(inputs):
             yield slice(start, start + len(aligned)), iter([(slice(0, self.problem.n), aligned)])
             start += len(aligned)
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
-        """Solve for the rows of the inputs, and multiply by those of the others."""
+        """Solve for the rows of the inputs, then multiply by the rows of the others."""
         found, j = [], self.problem.output_count(others[0])
         for rows in self.blocks(inputs):
             solved = self.solve(rows.flatten(0, 1))
@@ -72,7 +72,7 @@ class AlignedCurvature(FittedCurvature):
         return self.solve(torch.eye(problem.selection.size, dtype=problem.dtype, device=problem.device))
 
     def sandwich(self, meats: Meats) -> AlignmentSandwich:
-        """Keep the weights: alignments are computed for each prediction."""
+        """Keep the weights; alignments are computed for each prediction."""
         return AlignmentSandwich(self, meats)
 
 
@@ -112,19 +112,19 @@ class AlignmentSandwich(Sandwich):
 class FittedDual(AlignedCurvature):
     """K = J J^T over all training examples; J F_lam^-1 J^T = K (lambda + L K)^-1 with L the output Hessians.
 
-    For squared error L is the identity and the factored matrix is K + lambda; else it is lambda + R^T K R with
+    For squared error L is the identity and the factored matrix is K + lambda. Otherwise it is lambda + R^T K R with
     L = R R^T.
     """
 
     features: Features  # rows of the Jacobian
-    rows: TrainingRows  # those of the training examples
+    rows: TrainingRows  # rows of the training examples
     kernel: Tensor  # (n k, n k) K
     inner_weights: Tensor  # (n, k) J w
     factor: Tensor  # the Cholesky factor
 
     @classmethod
     def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedDual:
-        """Assemble the kernel, factor it, and read the leverages off it."""
+        """Assemble the kernel, factor it, and compute the leverages from it."""
         rows = TrainingRows(problem, features)
         rows.bring_together()  # every pair of examples is needed
         (kernel, inner_weights), path = rows.kernel(), None
@@ -218,10 +218,10 @@ class FittedDual(AlignedCurvature):
                 aligned = self.project(part.flatten(2).flatten(0, 1)).view_as(part)
                 curved = times_hessian(part, problem.hessian_roots).flatten(2)
                 products = (some @ some.mT - aligned.flatten(2) @ curved.mT) / self.ridge
-                yield aligned, (products + products.mT) / 2  # a small difference: rounding shows
+                yield aligned, (products + products.mT) / 2  # a small difference: rounding may break symmetry
 
     def precondition(self, vectors: Tensor) -> Tensor:
-        """The inverse itself."""
+        """The exact inverse."""
         return self.solve(vectors)
 
     def solve(self, vectors: Tensor) -> Tensor:
@@ -235,13 +235,13 @@ class FittedDual(AlignedCurvature):
         return (vectors - inside) / self.ridge
 
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedDual:
-        """Factor the same kernel anew."""
+        """Factor the same kernel again."""
         need = 5.0 * self.kernel.numel() * self.kernel.element_size()
         self.problem.budget.require(need, "a second factor of the kernel", f"Fit again with ridge={ridge:g}.")
         return FittedDual.of(self.rows, self.kernel, self.inner_weights, ridge)
 
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
-        """Rows (m, k, d) of a batch, as many at once as fit: each block may cost a pass over the training rows."""
+        """Yield rows (m, k, d) of a batch, as many as fit: each block may cost a pass over the training rows."""
         problem, k = self.problem, self.problem.output_count(inputs)
         most = max(1, int(0.1 * problem.budget.limit) // (k * self.features.size * problem.outputs.element_size()))
         pending: list[Tensor] = []
@@ -267,18 +267,18 @@ class FittedDual(AlignedCurvature):
 
 
 Multiply = Callable[[Tensor, Tensor], Tensor]
-"""From vectors (a, d) and their positions (a,) among all right-hand sides to their images (a, d)."""
+"""Maps vectors (a, d) and their positions (a,) among all right-hand sides to their products (a, d)."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """Solutions, and how good they are."""
+    """Solutions and their accuracy."""
 
     solution: Tensor  # (q, d)
-    # (q,) size of what is left of each right-hand side, in the preconditioner's norm, over its size before
+    # (q,) final norm of each residual relative to its first, in the preconditioner's norm
     reached: Tensor
-    steps: int  # how many were taken
-    lowest: float  # the lowest curvature along any direction taken; a matrix that is not positive ends that solve
+    steps: int  # number of steps taken
+    lowest: float  # lowest curvature along any direction; a solve stops if it is not positive
 
 
 def conjugate_gradients(
@@ -295,10 +295,10 @@ def conjugate_gradients(
     Args:
         multiply: A times some of the vectors.
         vectors: v (q, d).
-        tolerance: relative size of what may be left of v.
-        iterations: most steps.
-        precondition: something like A^-1 for vectors (a, d), symmetric and positive; sizes are measured in its norm.
-        going: asked before each step whether to go on.
+        tolerance: relative residual at which a solve stops.
+        iterations: maximum number of steps.
+        precondition: an approximation of A^-1 for vectors (a, d), symmetric and positive; it defines the norm.
+        going: called before each step; returns whether to continue.
 
     Examples:
         >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
@@ -321,7 +321,7 @@ def conjugate_gradients(
         image = multiply(direction[at], at)
         curvature = (direction[at] * image).sum(1)
         lowest = min(lowest, float(curvature.min()))
-        stopped[at[~(curvature > 0)]] = True  # also where it is no number
+        stopped[at[~(curvature > 0)]] = True  # also if it is NaN
         at, image, curvature = (part[curvature > 0] for part in (at, image, curvature))
         if not len(at):
             break
@@ -342,7 +342,7 @@ def curvature_times(
 ) -> Tensor:
     """F_lam v = sum_i J_i^T L_i (J_i v) + lambda v for vectors (q, d), in one pass over the data.
 
-    Terms of F_lam that are `gone` (q, n, k) are left out.
+    Terms that are true in `gone` (q, n, k) are left out.
     """
     image = ridge * vectors
     for batch in problem.batches.read(None):
@@ -355,11 +355,11 @@ def curvature_times(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedIterative(AlignedCurvature):
-    """No matrix at all: every answer solves by conjugate gradients."""
+    """No matrix at all: every result comes from conjugate gradients."""
 
-    jacobian: Jacobian  # of the network
+    jacobian: Jacobian  # Jacobian of the network
     tolerance: float  # relative residual at which a solve stops
-    iterations: int  # most steps of a solve
+    iterations: int  # maximum number of steps of a solve
     worst: float = 0.0  # the largest relative residual of the solves for the leverages
 
     @classmethod
@@ -367,7 +367,7 @@ class FittedIterative(AlignedCurvature):
         """Solve for the leverage blocks of all training examples."""
         jacobian = problem.jacobian()
         blocks = torch.empty(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
-        for batch in problem.read("gradients"):  # every solve reads all of them: first of all, that they are numbers
+        for batch in problem.read("gradients"):  # every solve reads all gradients: first check that they are finite
             for part, rows in jacobian.rows(batch.inputs, problem.k):
                 check_gradients([(batch.start + part.start, finite_examples(rows))])
         fitted = cls(
@@ -376,7 +376,7 @@ class FittedIterative(AlignedCurvature):
             leverage_blocks=blocks,
             notes=jacobian.notes,
             jacobian=jacobian,
-            # J and J^T are exact transposes only up to rounding; below that conjugate gradients wander
+            # J and J^T are transposes only up to rounding; below it conjugate gradients do not converge
             tolerance=max(tolerance, 4 * jacobian.precision),
             iterations=iterations,
         )
@@ -394,7 +394,7 @@ class FittedIterative(AlignedCurvature):
         return self._solve(vectors)[0]
 
     def _solve(self, vectors: Tensor) -> tuple[Tensor, float]:
-        """The same, and the largest relative residual."""
+        """As `solve`, with the largest relative residual."""
         found = conjugate_gradients(
             lambda some, _: curvature_times(some, self.problem, self.jacobian, self.ridge),
             vectors,
@@ -415,11 +415,11 @@ class FittedIterative(AlignedCurvature):
         return found.solution, reached
 
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
-        """Rows (m, k, d) of a batch, some at a time."""
+        """Yield rows (m, k, d) of a batch, some at a time."""
         yield from (rows for _, rows in self.jacobian.rows(inputs, self.problem.output_count(inputs)))
 
     def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
-        """K solves a test point, then one pass over the training data."""
+        """One solve for each output of a test point, then one pass over the training data."""
         for rows in self.blocks(inputs):
             solved = self.solve(rows.flatten(0, 1))
             alignments = self._along(solved).reshape(*rows.shape[:2], self.problem.n, self.problem.k)

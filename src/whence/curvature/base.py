@@ -1,4 +1,4 @@
-"""What curvatures have in common: `Structure.fit` gives a `FittedCurvature`, whose `Sandwich` predicts variances."""
+"""What all curvatures share: `Structure.fit` returns a `FittedCurvature`, whose `Sandwich` predicts variances."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Groups:
 
     @classmethod
     def of(cls, labels: Any, problem: Linearization) -> Groups:
-        """From n labels of any kind that can be sorted: numbers or words."""
+        """From n labels of any sortable kind: numbers or words."""
         given = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else labels
         try:
             array = numpy.asarray(given)
@@ -70,8 +70,8 @@ class RidgePath(Shown):
     Attributes:
         ridges: (g,) the grid.
         errors: (g,) mean over training examples of the squared leave-one-out residual; for other losses, of how far
-            the loss at the leave-one-out prediction is above the loss of the network as it is. Left out is what the fit
-            leaves out: examples, positions or outputs one by one, or whole groups.
+            the loss at the leave-one-out prediction is above the network's own loss. The fit decides what is left out:
+            single examples, positions or outputs, or whole groups.
 
     Examples:
         >>> import torch
@@ -107,50 +107,50 @@ class RidgePath(Shown):
 
 @dataclass(frozen=True)
 class NewtonStep:
-    """The way from the weights to the optimum of the linearized, penalised problem (the paper's Delta w)."""
+    """The Newton step from the weights to the optimum of the linearized, penalised problem (the paper's Delta w)."""
 
-    change: Tensor  # (n, k) how the outputs on the training examples would move
+    change: Tensor  # (n, k) change of the outputs on the training examples
     relative: float  # norm of the step over the norm of the weights
-    direction: Tensor | None  # (d,) the step itself, where it was asked for
+    direction: Tensor | None  # (d,) the step itself, if requested
 
 
 @dataclass(frozen=True)
 class Meats:
-    """Weights of the training examples in each estimator."""
+    """Weights of the training examples in each estimator: the meats of Ho, HeC0, HeC2 and HeC3."""
 
-    # for each estimator W_i (n, k, q), or (1, k, q) when all examples share it; its variance is sum_i a_i W_i W_i^T
-    # a_i^T with the alignments a_i = J F_lam^-1 J_i^T
+    # W_i for each estimator, (n, k, q), or (1, k, q) when all examples share it. The variance is
+    # sum_i a_i W_i W_i^T a_i^T with the alignments a_i = J F_lam^-1 J_i^T
     roots: Mapping[str, Tensor]
     total: Tensor  # (n, k) the vectors u_i whose weighted sum centres the full jackknife
-    deletions: int  # how many are left out, one after the other: examples, positions, outputs or groups that count
-    # examples that belong together. Their a_i W_i are summed before they are squared, in every estimator but Ho, whose
-    # noise is independent from example to example
+    deletions: int  # number of deletions in the jackknife: examples, positions, outputs or groups that count
+    # examples that belong together. Every estimator but Ho sums their a_i W_i before squaring; the noise of Ho is
+    # independent from example to example
     groups: Groups | None = None
 
     def pooled(self, name: str) -> Groups | None:
-        """The groups, for the estimators that sum over them."""
+        """The groups if this estimator sums over them, else `None`."""
         return None if name == "ho" else self.groups
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a sandwich says about a batch."""
+    """Predictions of a sandwich for one batch."""
 
     outputs: Tensor  # (m, k) of the network
     covariances: dict[str, Tensor]  # (m, k, k) for each estimator of the meats, and "laplace"
-    # (m, k) J F_lam^-1 sum_i J_i^T u_i, which centres the full jackknife; `None` where the covariances hold the
-    # jackknife already
+    # (m, k) J F_lam^-1 sum_i J_i^T u_i, which centres the full jackknife; `None` if the covariances already include the
+    # jackknife
     shift: Tensor | None
 
 
 MeatRoots = Callable[[slice, Tensor, Tensor], Mapping[str, Tensor]]
-"""From a place among the training examples, their leverage blocks (n, k, k) and the Newton step's change of their
-outputs (n, k) to their weights W (n, k, q) in each heteroscedastic estimator. Weights are local to examples, so that a
-structure can take leverages and meats in one pass."""
+"""Maps a slice of the training examples, their leverage blocks (n, k, k) and the Newton step's change of their outputs
+(n, k) to their weights W (n, k, q) in each heteroscedastic estimator. Weights depend on each example alone, so a
+structure can compute leverages and meats in one pass."""
 
 
 Alignments = Iterator[tuple[slice, Iterator[tuple[slice, Tensor]]]]
-"""(which inputs, (which training examples, a (m, k, n, k)) chunk by chunk) for some inputs after the other."""
+"""Yields (which inputs, chunks), some inputs at a time; chunks yield (which training examples, a (m, k, n, k))."""
 
 
 NO_GROUPS = (
@@ -170,19 +170,19 @@ class Sandwich(ABC):
         """Covariances of the outputs for one batch."""
 
     def variances(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Outputs (m, k), and variances (m, k) by name, the jackknife's included, where `variances_alone`."""
+        """Outputs (m, k), and variances (m, k) by name, including the jackknife's; only with `variances_alone`."""
         raise NotImplementedError(f"{type(self).__name__} gives covariances; call predict.")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedCurvature(ABC):
-    """A fitted curvature."""
+    """A fitted curvature: leverage blocks, Newton step, alignments and the sandwich."""
 
     problem: Linearization  # the linearized training problem
     ridge: float  # lambda, on the sum scale
     leverage_blocks: Tensor  # (n, k, k) blocks J_i F_lam^-1 J_i^T of the training examples
     notes: list[str]  # what was approximated or repaired, in words
-    path: RidgePath | None = None  # the leave-one-out curve when the ridge was chosen by it
+    path: RidgePath | None = None  # the leave-one-out curve, if the ridge was chosen by it
 
     @property
     def degrees_of_freedom(self) -> float:
@@ -196,7 +196,7 @@ class FittedCurvature(ABC):
 
     @abstractmethod
     def sandwich(self, meats: Meats) -> Sandwich:
-        """Variances of predictions from the weights of the training examples in each estimator."""
+        """The sandwich that predicts variances, from the examples' weights in each estimator."""
 
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (members (g, size), blocks J_g F_lam^-1 J_g^T (g, size k, size k)), as many groups as memory allows."""
@@ -204,11 +204,11 @@ class FittedCurvature(ABC):
 
     @abstractmethod
     def alignments(self, inputs: Inputs) -> Alignments:
-        """a_i = J F_lam^-1 J_i^T of one batch with every training example.
+        """Alignments a_i = J F_lam^-1 J_i^T of one batch with every training example.
 
         Yields (which inputs, chunks) for as many inputs as memory allows at once; chunks yield (which training
-        examples, a (m, k, n, k)) in order, in the precision they were computed in, and must be read before the next
-        inputs are asked for. Nothing of size n times the number of parameters is ever held.
+        examples, a (m, k, n, k)) in order, in the precision of the computation, and must be read before the next
+        inputs are requested. Nothing of size n times the number of parameters is ever held.
         """
 
     @abstractmethod
@@ -216,16 +216,16 @@ class FittedCurvature(ABC):
         """J F_lam^-1 J'^T of one batch with the inputs of other batches, (m, k, p, k)."""
 
     def precondition(self, vectors: Tensor) -> Tensor:
-        """Something like F_lam^-1 v for vectors (q, d), symmetric and positive: where exact solves start from."""
+        """Approximate F_lam^-1 v for vectors (q, d), symmetric and positive: preconditions exact solves."""
         return vectors / self.ridge if self.ridge > 0 else vectors
 
     def to_dense(self) -> Tensor:
-        """(d, d) the inverse curvature by which leverages, alignments and predictions are computed, as one matrix."""
+        """The inverse curvature behind leverages, alignments and predictions, as one (d, d) matrix."""
         problem = self.problem
         return self.precondition(torch.eye(problem.selection.size, dtype=problem.dtype, device=problem.device))
 
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedCurvature:
-        """The same curvature with another ridge above zero, for less than a fit costs; `meat_roots` as of a fit."""
+        """The same curvature at another ridge above zero, for less than a fit costs; `meat_roots` as in `fit`."""
         raise InputError(
             f"expected a structure that keeps its curvature apart from the ridge, got {type(self).__name__}, which "
             f"solves for every training example anew. Fit again with ridge={ridge:g}."
@@ -233,18 +233,18 @@ class FittedCurvature(ABC):
 
 
 class Structure(ABC):
-    """Options of a curvature, not fitted yet."""
+    """Options of a curvature that is not fitted yet."""
 
     name: ClassVar[str]
-    # how leave-one-out residuals follow from this structure's leverages by default
+    # default formula for leave-one-out residuals from this structure's leverages
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "exact"
-    tf32: ClassVar[bool] = False  # whether rounding single-precision products to TF32 leaves its answers as they are
+    tf32: ClassVar[bool] = False  # whether its results stay the same when products are rounded to TF32
     takes_groups: ClassVar[bool] = False  # whether whole groups of examples can be left out
     # whether all its passes are sums over examples, which processes can share and checkpoints resume
     additive: ClassVar[bool] = False
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
-        """The structure to fit, and why where it was chosen: this one, unless it stands for a choice among others."""
+        """The structure to fit, and why: itself and "", unless it chooses among others, as `Auto` does."""
         return self, ""
 
     def cost(self, sizes: ProblemSizes) -> Cost:
@@ -261,13 +261,13 @@ class Structure(ABC):
         Args:
             problem: the linearized training problem.
             ridge: lambda on the sum scale, or `None` to choose it by leave-one-out.
-            meat_roots: the weights that `sandwich` will be asked for, for structures that sum the meats along with the
+            meat_roots: gives the weights that `sandwich` will need, for structures that sum the meats together with the
                 leverages.
         """
 
 
 def times_hessian(vectors: Tensor, roots: Tensor | None, where: slice | Tensor = slice(None)) -> Tensor:
-    """L_i v_i for vectors (..., n, k) of some examples, with the Hessians L = R R^T; `None` for the identity."""
+    """L_i v_i for vectors (..., n, k) of some examples and Hessians L = R R^T; `None` means the identity."""
     if roots is None:
         return vectors
     some = roots[where]
@@ -275,9 +275,9 @@ def times_hessian(vectors: Tensor, roots: Tensor | None, where: slice | Tensor =
 
 
 def times_noise(root: Tensor | None, given: Tensor | None, noise: Tensor) -> float | None:
-    """How many times the noise of a spectrum these weights of the examples are; `None` if they are not.
+    """The factor c if these weights `root` give c times the noise of a spectrum, else `None`.
 
-    The noise are the roots of the Hessians of the loss, where these are given, else the covariance (k, k).
+    The noise is given by the roots of the loss's Hessians if there are any (`given`), else by the covariance (k, k).
     """
     if root is not None and given is not None and root.shape == given.shape:
         times = float(root.norm() / given.norm().clamp_min(torch.finfo(root.dtype).tiny))
@@ -300,19 +300,19 @@ def singular(ridge: float, null: int, size: int, more: str = "") -> SingularCurv
 
 
 class AdditiveStructure(Structure):
-    """A structure whose passes over the data are sums, and whose answers stay the same with rounded products."""
+    """A structure whose passes are sums over the data, and whose results stay the same with rounded products."""
 
     tf32: ClassVar[bool] = True
     additive: ClassVar[bool] = True
 
 
 class LayerStructure(AdditiveStructure):
-    """Layers are apart, and leverages approximate."""
+    """A structure that treats layers separately; its leverages are approximate."""
 
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
 
 
 class FeatureStructure(AdditiveStructure):
-    """A few features of every example stand for its gradient, and are at hand for all."""
+    """A structure that replaces each gradient by a few features, which are available for all examples."""
 
     takes_groups: ClassVar[bool] = True

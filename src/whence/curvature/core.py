@@ -1,4 +1,4 @@
-"""Exact algebra on few features: the largest coordinates of the Kronecker eigenbasis (the core), or a random sketch."""
+"""Exact algebra on few features: the largest coordinates of the Kronecker eigenbasis (core), or a random sketch."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from whence.curvature.rotation import Basis
 from whence.jacobian.linearization import Linearization
 from whence.runtime.execution import asks_back
 
-RANKED = 256  # sequences, at least, that show which coordinates are large
-QUICK_SIZE = 2048  # features that are taken of any number of examples
-SHARE = 0.99  # of EKFAC's effective degrees of freedom that a core holds
-LARGEST = 8192  # most coordinates of a core
-OPERATIONS = {"cpu": 1e11, "cuda": 2e14}  # n k r^2 of a core with more of them: about five seconds on one core
-SKETCH_SIZE, SKETCH_SHARE = 6144, 0.3  # the most features of a sketch, and its share of these operations
+RANKED = 256  # least number of sequences from which coordinates are ranked
+QUICK_SIZE = 2048  # features that are always allowed, for any number of examples
+SHARE = 0.99  # share of EKFAC's effective degrees of freedom in a core
+LARGEST = 8192  # maximum number of coordinates of a core
+OPERATIONS = {"cpu": 1e11, "cuda": 2e14}  # most n k r^2 above QUICK_SIZE: about five seconds on one CPU core
+SKETCH_SIZE, SKETCH_SHARE = 6144, 0.3  # maximum number of features of a sketch, and its share of OPERATIONS
 
 
 @asks_back
@@ -41,12 +41,12 @@ SKETCH_SIZE, SKETCH_SHARE = 6144, 0.3  # the most features of a sketch, and its 
 class Core(FeatureStructure):
     """The exact algebra on the r largest coordinates of the Kronecker eigenbasis, terms across layers included.
 
-    Leverages are true leverages (in [0, 1), no guard) and variances have honest scale, which EKFAC's have not.
+    Leverages are true leverages (in [0, 1), no guard), and variances have the right scale, unlike EKFAC's.
 
     Args:
-        size: r; when `None`, as many as hold 99 % of EKFAC's effective degrees of freedom: at most 8192, what fits in
-            memory, and on a CPU, of many examples, what takes some ten seconds, or 2048.
-        tolerance: as of EKFAC: coordinates outside the truncated basis are never taken.
+        size: r. When `None`, as many coordinates as hold 99 % of EKFAC's effective degrees of freedom, but at most 8192
+            and what fits in memory; on a CPU with many examples also what takes some ten seconds, or 2048.
+        tolerance: as for EKFAC. Coordinates outside the truncated basis are never chosen.
 
     Examples:
         >>> import torch, whence
@@ -89,7 +89,7 @@ class Core(FeatureStructure):
         freedom = (ordered / (ordered + lam)).cumsum(0)
         useful = int((ordered > 1e-12 * ordered[0]).sum())
         if self.size is not None:
-            # With a ridge, directions that no training example knows count too: predictions may lean on them.
+            # With a ridge, directions without training gradients count too: predictions may depend on them.
             r = min(self.size, useful if ridge == 0 else len(ordered))
         else:
             wanted = int(torch.searchsorted(freedom, SHARE * freedom[-1])) + 1
@@ -97,7 +97,7 @@ class Core(FeatureStructure):
             r = max(1, min(wanted, LARGEST, most, useful))
         picked = torch.zeros(len(joined), dtype=torch.uint8, device=joined.device)
         picked[order[:r]] = 1
-        problem.passes.process_group.broadcast([picked], 0, "the core")  # sums may be rounded otherwise elsewhere
+        problem.passes.process_group.broadcast([picked], 0, "the core")  # other processes may round sums differently
         r = int(picked.sum(dtype=torch.int64))
         parts = picked.split([s.numel() for s in spectrum])
         share = float(freedom[r - 1] / freedom[-1]) if float(freedom[-1]) > 0 else 1.0
@@ -119,9 +119,9 @@ class Core(FeatureStructure):
 
 
 def quick_size(numbers: int, device: torch.device, limit: float = math.inf, share: float = 1.0) -> int:
-    """Features whose algebra takes a share of OPERATIONS, for n k `numbers`, or QUICK_SIZE if these are more.
+    """Number of features whose algebra takes a share of OPERATIONS for n k `numbers`, and at least QUICK_SIZE.
 
-    Never more than fit in `limit` bytes.
+    The features always fit in `limit` bytes.
 
     Examples:
         >>> quick_size(10_000, torch.device("cpu")), quick_size(10**6, torch.device("cpu"))
@@ -132,7 +132,7 @@ def quick_size(numbers: int, device: torch.device, limit: float = math.inf, shar
 
 
 def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
-    """Drop the columns of a basis that no chosen coordinate uses; with the new positions of the coordinates."""
+    """Drop the columns of a basis that no chosen coordinate uses; return the coordinates' new positions too."""
     block = basis.block
     if not len(index) or block.kind != "kronecker" or basis.inputs is None or basis.outputs is None:
         return basis, index
@@ -143,11 +143,11 @@ def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
     return basis.select(rows, columns), (group * len(rows) + at_row) * len(columns) + at_column
 
 
-# --- Gradients outside the core: the sample that a fit looks at ---
+# --- Gradients outside the core: a sample of them ---
 
 
-# Sources, points that are predicted, and columns of a source's Hessian root that are looked at: the first that fits in
-# a tenth of the memory of a fit, and in LARGEST_SAMPLE bytes.
+# Numbers of sources, of predicted points, and of columns of each source's Hessian root. A fit takes the first sample
+# that fits in a tenth of its memory and in LARGEST_SAMPLE bytes.
 SAMPLES = ((24, 12, 3), (12, 8, 2))
 LARGEST_SAMPLE = 2**30
 
@@ -159,7 +159,7 @@ def affordable_sample(d: int, k: int, limit: float) -> tuple[int, int, int] | No
 
 
 def sample_bytes(d: int, k: int, sources: int, points: int, columns: int) -> float:
-    """Memory of the gradients of a sample, in float32, and of one example's in float64 while they are projected."""
+    """Memory of a sample's gradients in float32, and of one example's in float64 while they are projected."""
     columns = min(columns, k)
     return float(d) * (4 * (points + sources * (columns + 1)) + 8 * 8 * (columns + 2))
 
@@ -167,12 +167,12 @@ def sample_bytes(d: int, k: int, sources: int, points: int, columns: int) -> flo
 @asks_back
 @dataclass(frozen=True)
 class Sketch(FeatureStructure):
-    """The exact algebra on random Kronecker projections of the gradients: one pass, no eigendecomposition of factors.
+    """Exact algebra on random Kronecker projections of the gradients: one pass, no eigendecomposition of factors.
 
     Args:
-        size: number of features over all blocks; small blocks are kept whole. Of many examples 2048 when `None`, of
-            fewer up to 6144.
-        seed: of the projections.
+        size: number of features over all blocks; small blocks are kept whole. When `None`: 2048 for many examples, up
+            to 6144 for fewer.
+        seed: seed of the random projections.
 
     Examples:
         >>> import torch, whence
@@ -188,11 +188,11 @@ class Sketch(FeatureStructure):
     seed: int = 0
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
-        """Draw the projections, then the primal algebra."""
+        """Draw the projections, then run the primal algebra on them."""
         size = self._size(problem.n * problem.k, problem.device)
         features = sketch_features(LayerGradients(problem), size, self.seed)
         bases = [one for basis in features.bases for one in basis.tensors]
-        problem.passes.process_group.broadcast(bases, 0, "the sketch")  # may be rounded otherwise elsewhere
+        problem.passes.process_group.broadcast(bases, 0, "the sketch")  # other processes may round them differently
         r = features.size
         features.notes.append(f"random sketch of {r} features for {problem.selection.size} weights")
         left = setting_aside(problem, primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
@@ -203,7 +203,7 @@ class Sketch(FeatureStructure):
         return sketch_cost(sizes, self.name, min(self._size(sizes.numbers, sizes.device), sizes.d))
 
     def _size(self, numbers: int, device: torch.device) -> int:
-        """Features, for n k `numbers`."""
+        """Number of features for n k `numbers`."""
         return self.size or min(SKETCH_SIZE, quick_size(numbers, device, share=SKETCH_SHARE))
 
 
@@ -211,7 +211,7 @@ class Sketch(FeatureStructure):
 
 
 def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = None) -> Cost:
-    """Of the exact algebra on r features, whose bases take so many bytes: those of random projections, if not given."""
+    """Cost of the exact algebra on r features; `bases` is in bytes, by default for random projections."""
     if bases is None:
         bases = sum(math.sqrt(block.numel) for block in sizes.blocks) * math.sqrt(r) * sizes.working
     kept = rows_in_cache(float(sizes.numbers) * r * sizes.item, sizes.limit - primal_bytes(r))
@@ -229,6 +229,6 @@ def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = No
 
 
 def _feature_rows(sizes: ProblemSizes, read: float, examples: float, more: float = 0.0) -> Work:
-    """Features of some examples, and more operations."""
+    """Work to compute the features of some examples, plus `more` operations."""
     each = sizes.rotations + 2.0 * sizes.k * sizes.d
     return Work(read=read, layers=examples, working=examples * each + more)

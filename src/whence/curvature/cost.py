@@ -1,6 +1,6 @@
-"""What a structure costs: bytes held in each stage of a fit, and work of each step.
+"""Cost of a structure: bytes held in each stage of a fit, and work of each step.
 
-A structure gives it by `cost`, from the sizes of a problem; `whence.estimate` adds it up, and a fit that lasts says it.
+Structures compute it in `cost` from the sizes of a problem. `whence.estimate` adds it up, and long fits report it.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import Network
 
-SAMPLE = 32  # examples that are run to measure
+SAMPLE = 32  # number of examples run to measure sizes
 
 
 @dataclass(frozen=True)
 class ProblemSizes:
-    """What memory and time depend on."""
+    """The sizes that memory and time depend on."""
 
     n: int  # training examples
     k: int  # outputs
     q: int  # columns of the roots of the loss's Hessian; 0 for squared error
     d: int  # selected weights
-    item: int  # bytes of a number of the algebra
-    working: int  # bytes of a number of the gradients
-    blocks: tuple[Block, ...]  # of parameters
-    limit: float  # bytes that may be taken
-    device: torch.device  # where it is computed
-    layer_bytes: float  # of a chunk of a batch with the gradients of all its layers
+    item: int  # bytes per number in the algebra
+    working: int  # bytes per number in the gradients
+    blocks: tuple[Block, ...]  # blocks of parameters
+    limit: float  # bytes of memory allowed
+    device: torch.device  # device of the computation
+    layer_bytes: float  # of a chunk with the gradients of all its layers
     layer_chunk: int = 1  # examples whose gradients are held at once, layer by layer
     row_chunk: int = 1  # examples whose rows of the Jacobian are held at once
-    row_bytes: float = 0.0  # of a chunk of rows of the Jacobian, and of the passes that make it
+    row_bytes: float = 0.0  # of a chunk of rows of the Jacobian, and of computing it
     example_bytes: float = 0.0  # of residuals, leverages and weights of the training examples
-    scratch: bool = False  # whether features that do not fit in memory are kept on a disk
-    entries: int = 0  # nonzero ones in the gradients of an example, where these are sparse: one for each tree
-    dual: bool = True  # whether the kernel may be taken, which is no sum over examples that a checkpoint could hold
+    scratch: bool = False  # whether features that do not fit in memory are kept on disk
+    entries: int = 0  # nonzero entries in an example's gradients if they are sparse: one for each tree
+    dual: bool = True  # whether the kernel is allowed; it is not a sum over examples, as checkpoints need
 
     @property
     def numbers(self) -> int:
-        """Residuals in all, n k."""
+        """Total number of residuals, n k."""
         return self.n * self.k
 
     @property
     def rotations(self) -> float:
-        """Operations to bring the gradients of an example into a Kronecker basis."""
+        """Operations to rotate the gradients of an example into a Kronecker basis."""
         shapes = [block.matrix_shape for block in self.blocks if block.kind == "kronecker"]
         return sum(2.0 * e * (i * i + self.k * o * o) for e, o, i in shapes)
 
 
 @dataclass(frozen=True)
 class Work:
-    """Work of a step of a fit, or of a prediction."""
+    """Work of one step of a fit, or of a prediction."""
 
-    read: float = 0.0  # examples that are read
-    forward: float = 0.0  # examples that are run forward
+    read: float = 0.0  # examples read
+    forward: float = 0.0  # examples run forward
     layers: float = 0.0  # examples whose gradients are computed layer by layer, for all outputs
     rows: float = 0.0  # examples whose rows of the Jacobian are computed
     algebra: float = 0.0  # floating-point operations in the dtype of the algebra
     working: float = 0.0  # floating-point operations in the dtype of the gradients
-    cubes: float = 0.0  # sizes of the matrices that are decomposed, cubed and summed
+    cubes: float = 0.0  # sum of cubed sizes of the decomposed matrices
 
 
 @dataclass(frozen=True)
@@ -73,28 +73,28 @@ class Cost:
     """Memory and work of a structure."""
 
     name: str  # of the structure
-    stages: Mapping[str, float]  # bytes held at once in each stage of the fit, beside the model and the data
-    steps: Mapping[str, Work]  # work of each step of the fit, after the outputs of the training examples are there
+    stages: Mapping[str, float]  # bytes held in each stage of the fit, besides the model and the data
+    steps: Mapping[str, Work]  # work of each step of the fit, once the training outputs are known
     prediction: Work  # work of one prediction
     bounded: bool = False  # whether the memory is an upper bound, since the structure chooses its size from the data
-    disk: float = 0.0  # bytes of features on a disk, where a folder is given for them
-    certain: tuple[str, ...] = ()  # of a bounded one, the stages that take what they say, whatever is chosen
+    disk: float = 0.0  # bytes of features on disk, if a folder is given for them
+    certain: tuple[str, ...] = ()  # stages whose memory is exact even if `bounded`
 
     @property
     def least(self) -> float:
-        """Bytes that are taken at least, at the peak."""
+        """Lower bound of the peak memory in bytes."""
         return max(self.stages[stage] for stage in (self.certain if self.bounded else self.stages))
 
     @property
     def memory(self) -> float:
-        """Bytes at the peak."""
+        """Peak memory in bytes."""
         return max(self.stages.values())
 
 
 def measure_sizes(
     problem: Linearization, stream: LayerGradients | None, first: Inputs, n: int, batch: int
 ) -> ProblemSizes:
-    """Sizes of a problem of n examples, from one of a few; without its layers where rows of the Jacobian will do."""
+    """Sizes of a problem with n examples, measured on a few; without `stream`, no sizes of layers."""
     roots = problem.hessian_roots
     k, d, item = problem.k, problem.selection.size, problem.outputs.element_size()
     q = 0 if roots is None else roots.shape[2]
@@ -124,7 +124,7 @@ def measure_sizes(
 
 
 def saved_bytes(network: Network, inputs: Inputs) -> float:
-    """Bytes that a forward pass keeps for an example, to be differentiated, and of its outputs."""
+    """Bytes per example that a forward pass saves for backward, outputs included."""
     held: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def saved_bytes(network: Network, inputs: Inputs) -> float:
 
 
 def total_seconds(work: Work, unit_seconds: Work) -> float:
-    """How long some work takes, from the seconds for one unit of each kind of work."""
+    """Seconds of some work, given the seconds for one unit of each kind of work."""
     return sum(float(vars(work)[kind] * seconds) for kind, seconds in vars(unit_seconds).items())
 
 
@@ -150,6 +150,6 @@ def step_seconds(cost: Cost, n: int, unit_seconds: Work) -> dict[str, float]:
 
 
 def usual_seconds(k: int, reading: float, forward: float) -> Work:
-    """Seconds for one unit of each kind of work on an ordinary core, for k outputs and what was measured."""
+    """Seconds for one unit of each kind of work on an ordinary core, from k outputs and measured times."""
     layers, rows = (1.0 + k) * forward, (1.0 + 2.0 * k) * forward
     return Work(reading, forward, layers, rows, algebra=1 / 4e10, working=1 / 8e10, cubes=3e-10)

@@ -29,14 +29,13 @@ class EKFAC(LayerStructure):
     """Kronecker eigenbasis with corrected eigenvalues: the paper's scaling to deep networks.
 
     Args:
-        meat: basis of the meats of HeC0, HeC2 and HeC3. "two_bases" gives them an eigenbasis of their own among the
-            leading directions of each layer (the paper's appendix); "one_basis" takes them as diagonal in the
-            curvature's.
-        basis: what a layer seen at several positions is decomposed by: "gradients", of examples, summed over
-            positions; or "positions", one by one, as KFAC does.
-        corner: number of leading directions on each side of a layer among which "two_bases" rotates, or `None` for all.
-        tolerance: share of the homoscedastic variance that may lie outside the leading directions of the eigenbasis,
-            which have an eigenvalue each; the others share their mean. Zero keeps all directions.
+        meat: basis of the meats of HeC0, HeC2 and HeC3. "two_bases" gives them their own eigenbasis among the leading
+            directions of each layer (the paper's appendix); "one_basis" takes them as diagonal in the curvature's.
+        basis: how to find the basis of a layer that is used at several positions: from "gradients" of whole examples,
+            summed over positions, or from single "positions", as in KFAC.
+        corner: number of leading directions on each side of a layer that "two_bases" rotates; `None` for all.
+        tolerance: share of the homoscedastic variance that may lie outside the leading directions of the eigenbasis.
+            Leading directions have an eigenvalue each; the others share their mean. Zero keeps all directions.
 
     Examples:
         >>> import torch, whence
@@ -54,7 +53,7 @@ class EKFAC(LayerStructure):
     corner: int | None = 64
 
     def __post_init__(self) -> None:
-        """Check the choices at once, not after a pass over the data."""
+        """Check the options now, not after a pass over the data."""
         choices = {"meat": ("one_basis", "two_bases"), "basis": ("positions", "gradients")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -64,11 +63,11 @@ class EKFAC(LayerStructure):
             raise InputError(f"expected EKFAC's corner to be at least 1 or None, got {self.corner!r}.")
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
-        """Factors, eigenvalues, leverage: three passes, and one for the score where examples are many."""
+        """Three passes: factors, eigenvalues, leverages. With many examples, one more for the score."""
         lam = needs_ridge(ridge, self.name)
         gradients = LayerGradients(problem)
         notes, noise = list(gradients.notes), noise_covariance(problem)
-        if self.tolerance <= 0:  # the sums of all coordinates are known before the first pass
+        if self.tolerance <= 0:  # the size of the sums is known before the first pass
             gradients.require_sums([Basis(block) for block in gradients.blocks])
         with gradients.cached():
             bases, _ = gradients.accumulate(KroneckerFactors(gradients, whole=self.basis == "gradients")).eigenbases(
@@ -107,7 +106,7 @@ class KFAC(LayerStructure):
     name: ClassVar[str] = "kfac"
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
-        """As EKFAC, with products of the factors' eigenvalues for the blocks that have two factors."""
+        """As EKFAC, but blocks with two factors take products of the factors' eigenvalues."""
         lam = needs_ridge(ridge, self.name)
         gradients = LayerGradients(problem)
         notes, noise = list(gradients.notes), noise_covariance(problem)
@@ -164,7 +163,7 @@ class Diagonal(LayerStructure):
 
 
 def needs_ridge(ridge: float | None, name: str) -> float:
-    """The ridge, which this structure cannot choose by itself."""
+    """Return the ridge; raise if there is none, as this structure cannot choose it."""
     if ridge is None:
         raise InputError(
             f'expected a number as ridge for structure "{name}", got "loo", which needs true leverages. '
@@ -179,7 +178,7 @@ def needs_ridge(ridge: float | None, name: str) -> float:
 def spectral_cost(
     sizes: ProblemSizes, name: str, factors: bool = True, two_bases: bool = False, bounded: bool = False
 ) -> Cost:
-    """Of sums of squares in a Kronecker eigenbasis, or without factors; the meats may have a basis of their own."""
+    """Cost of sums of squares in a Kronecker eigenbasis, or without factors; meats may have their own basis."""
     stages, steps, bases = factor_cost(sizes) if factors else ({}, {}, 0.0)
     rotations, squares = sizes.rotations if factors else 0.0, 2.0 * sizes.k * sizes.d
     sums = sums_bytes(sizes.d, sizes.d, sizes.working)

@@ -1,4 +1,4 @@
-"""The exact structure, three roads to the same numbers; and the default one, which is exact where that is quick."""
+"""The exact structure, by three algorithms with the same result; and `Auto`, the default, exact where that is quick."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from whence.runtime.memory import readable
 
 Road = Literal["auto", "primal", "dual", "matrix_free"]
 
-OPERATIONS = {"cpu": 1.5e11, "cuda": 2e14}  # a third of those of an exact fit that takes ten seconds on one core
+OPERATIONS = {"cpu": 1.5e11, "cuda": 2e14}  # a third of an exact fit of ten seconds on one core
 
 
 @asks_back
@@ -29,10 +29,10 @@ class Exact(Structure):
     """No approximation beyond the linearization.
 
     Args:
-        road: "primal" factors the d x d curvature, "dual" the n k x n k kernel, "matrix_free" factors nothing and
-            solves by conjugate gradients; "auto" takes the smaller of the first two.
+        road: which algorithm. "primal" factors the d x d curvature, "dual" the n k x n k kernel; "matrix_free" factors
+            nothing and solves by conjugate gradients; "auto" takes the smaller of the first two matrices.
         tolerance: relative residual at which a matrix-free solve stops.
-        iterations: most steps of a matrix-free solve.
+        iterations: maximum number of steps of a matrix-free solve.
 
     Examples:
         >>> Exact(road="dual").road
@@ -45,7 +45,7 @@ class Exact(Structure):
     iterations: int = 10_000
 
     def __post_init__(self) -> None:
-        """Refuse options that no fit could use."""
+        """Raise for options that no fit could use."""
         if self.road not in get_args(Road):
             raise InputError(f"expected road to be one of {', '.join(map(repr, get_args(Road)))}, got {self.road!r}.")
         if not (math.isfinite(self.tolerance) and self.tolerance > 0 and self.iterations >= 1):
@@ -55,7 +55,7 @@ class Exact(Structure):
 
     @property
     def takes_groups(self) -> bool:  # type: ignore[override]  # it depends on the road
-        """All but the matrix-free road, which would solve for every pair of members."""
+        """True except on the matrix-free road, which would solve for every pair of members."""
         return self.road != "matrix_free"
 
     additive = takes_groups  # the matrix-free road reads all data for every example
@@ -97,14 +97,14 @@ class Exact(Structure):
         return costs[road](sizes, f"exact ({road.replace('_', '-')} road)")
 
     def _road(self, numbers: int, size: int, ridge: float | None) -> Road:
-        """The smaller matrix: of d `size`, or of n k `numbers`, which needs a ridge."""
+        """The road with the smaller matrix: d `size` or n k `numbers`. The dual needs a ridge."""
         if self.road != "auto":
             return self.road
         return "primal" if size <= numbers or ridge == 0 else "dual"
 
 
 def memory_needed(problem: Linearization, road: str) -> float:
-    """Bytes the road will hold at its peak: square matrices, and a chunk of rows."""
+    """Peak memory of the road in bytes: square matrices, and a chunk of rows."""
     numbers, size = problem.n * problem.k, problem.selection.size
     item = problem.outputs.element_size()
     chunk = 3.0 * min(problem.jacobian().chunk(problem.k), problem.n) * problem.k * size * item
@@ -136,7 +136,7 @@ def _instead(problem: Linearization) -> str:
 class Auto(Structure):
     """Choose the structure by size: exact where it fits in memory and takes about ten seconds at most, else the core.
 
-    Diagnostics say which one was taken, and why.
+    `tracer.diagnostics` says which one was chosen, and why.
 
     Examples:
         >>> import torch, whence
@@ -148,13 +148,13 @@ class Auto(Structure):
     """
 
     name: ClassVar[str] = "auto"
-    most: ClassVar[Mapping[str, float]] = OPERATIONS  # of an exact fit
+    most: ClassVar[Mapping[str, float]] = OPERATIONS  # operations of an exact fit
     otherwise: ClassVar[Structure] = Core()
-    takes_groups: ClassVar[bool] = True  # both the exact structure and the core do
-    additive: ClassVar[bool] = True  # both the primal road and the core are made of sums over examples
+    takes_groups: ClassVar[bool] = True  # the exact structure and the core both do
+    additive: ClassVar[bool] = True  # the primal road and the core are sums over examples
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
-        """Exact by the road that takes fewer operations, if it fits; else the core."""
+        """Exact, by the road with fewer operations, if it fits in memory; else the core."""
         return choose(
             problem.n * problem.k,
             problem.selection.size,
@@ -186,9 +186,9 @@ def choose(
     dual: bool = True,
     otherwise: Structure = Auto.otherwise,
 ) -> tuple[Structure, str]:
-    """Exact by the road that takes fewer operations, if it fits and takes so many at most, else the core; and why.
+    """Choose exact by the road with fewer operations if it fits and takes at most `most`, else the core; and say why.
 
-    For n k `numbers` and d `size`; `dual` says whether the dual road may be taken.
+    `numbers` is n k, `size` is d, and `dual` says whether the dual road is allowed.
     """
     operations: dict[Road, float] = {"primal": float(size) ** 2 * (numbers + size)}
     if dual:
@@ -205,7 +205,7 @@ def choose(
 
 
 def primal_cost(sizes: ProblemSizes, name: str) -> Cost:
-    """Of the d x d curvature."""
+    """Cost with the d x d curvature."""
     square = float(sizes.d) ** 2 * sizes.item
     rows = float(sizes.numbers) * sizes.d * sizes.item
     kept = rows_in_cache(rows, sizes.limit - 9.0 * square)
@@ -219,7 +219,7 @@ def primal_cost(sizes: ProblemSizes, name: str) -> Cost:
 
 
 def dual_cost(sizes: ProblemSizes, name: str) -> Cost:
-    """Of the kernel, n k x n k."""
+    """Cost with the n k x n k kernel."""
     inner = float(sizes.n * max(sizes.k, sizes.q))
     kernel = inner**2 * sizes.item
     rows = float(sizes.numbers) * sizes.d * sizes.item
@@ -243,7 +243,7 @@ def dual_cost(sizes: ProblemSizes, name: str) -> Cost:
 
 
 def matrix_free_cost(sizes: ProblemSizes, name: str) -> Cost:
-    """Of solves by conjugate gradients, each of which takes tens of passes over the data."""
+    """Cost of conjugate gradient solves, each of which takes tens of passes over the data."""
 
     def solves(count: float) -> Work:
         return Work(read=50.0 * sizes.n * count, rows=100.0 * sizes.n * count)

@@ -1,8 +1,8 @@
 """The Kronecker eigenbasis: factors A and B of every layer, their eigenvectors, and the eigenvalues in that basis.
 
-Pass 1 (`KroneckerFactors`) finds the basis of every block, pass 2 (`SpectrumSums`) the eigenvalues. A basis may span a
-part of a block's directions, the leading ones. Coordinates in it are "inside" and have an eigenvalue each; the
-directions that it does not span are "outside" and share one, the mean of theirs.
+Pass 1 (`KroneckerFactors`) finds the basis of every block, pass 2 (`SpectrumSums`) the eigenvalues. A basis may span
+only the leading directions of a block. Coordinates in it are "inside" and have an eigenvalue each; directions that it
+does not span are "outside" and share one eigenvalue, the mean of theirs.
 
 Axis letters: n examples, c cotangents, e groups, t positions, o layer outputs, i layer inputs.
 """
@@ -56,17 +56,17 @@ from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, 
 from whence.runtime.processes import assign_by_cost
 
 LONGEST_SUM = 8192  # rows whose products are summed in their own precision
-LARGEST_CLASSES = 256  # more outputs have no basis in the last layer where a fit looks at a few mixtures of them
-MANY_EXAMPLES = 20_000  # from here on, the factors of layer outputs are taken from one output of each, in turn
-MANY_MIXTURES = 25_000  # of outputs, over all of many examples, from which eigenvalues are summed
-MOST_STEPS = 4  # examples of which the inputs of one are taken for the basis of a layer, where positions are many
-EXAMPLES_PER_SIDE = 40  # at least for that: small eigenvalues are then off by about a fortieth at most
+LARGEST_CLASSES = 256  # with more outputs, a fit on few mixtures of them has no output basis in the last layer
+MANY_EXAMPLES = 20_000  # from here on, output factors come from one output of each example, in turn
+MANY_MIXTURES = 25_000  # mixtures of outputs, over all examples, that eigenvalues are summed from
+MOST_STEPS = 4  # with many positions, input factors use one of up to this many examples
+EXAMPLES_PER_SIDE = 40  # minimum for that: small eigenvalues are then off by at most about a fortieth
 
 # --- Pass 1: factors and eigenvectors --------------------------------------------------------------------------------
 
 
 def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of G^T G and G G^T, (e, i, i) and (e, o, o), of G = sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o)."""
+    """Sums of G^T G (e, i, i) and G G^T (e, o, o) for G = sum_t g_t a_t^T, a (n, e, t, i), g (n, c, e, t, o)."""
     n, c, e, t, o = g.shape
     i = a.shape[3]
     if t == 1:  # G is never formed
@@ -88,17 +88,17 @@ def matrix_moments(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def summed(values: Tensor, groups: int) -> Tensor:
-    """Sum v v^T over every axis but the last and that of the groups, for (..., e, ..., i): (e, i, i)."""
+    """Sum v v^T over every axis but the last and the axis `groups`: (..., e, ..., i) to (e, i, i)."""
     if cotangents_first(values):
         values = values.transpose(0, 1)
     if values.is_cuda and is_transposed_in_memory(values) and values.shape[-1] <= values.shape[-2]:
-        flipped = values.transpose(-1, -2)  # a copy of many positions would cost more than a matrix an example
+        flipped = values.transpose(-1, -2)  # copying many positions would cost more than one matrix per example
         return product(flipped, values).sum([at for at in range(values.dim() - 2) if at != groups], dtype=torch.float64)
     return second_moment(values.movedim(groups, 0).flatten(1, -2))
 
 
 def second_moment(rows: Tensor) -> Tensor:
-    """Rows (..., m, i) to (..., i, i), summed in float64 where they are many, or small eigenvalues would drown."""
+    """Rows (..., m, i) to (..., i, i). Many rows are summed in float64, or small eigenvalues would be lost."""
     parts = rows.split(LONGEST_SUM * (32 if rows.is_cuda else 1), dim=-2)  # a GPU sums in tiles, and calls cost more
     if len(parts) == 1 or rows.dtype == torch.float64:
         return _crossed(rows)
@@ -109,7 +109,7 @@ def second_moment(rows: Tensor) -> Tensor:
 
 
 def _crossed(rows: Tensor) -> Tensor:
-    """Rows (..., m, i) to (..., i, i); of one matrix on a CPU without the products that are known by symmetry."""
+    """Rows (..., m, i) to (..., i, i); for one matrix on a CPU, products known by symmetry are skipped."""
     size = rows.shape[-1]
     if rows.is_cuda or size <= NARROWEST or rows.numel() != rows.shape[-2] * size:
         return product(rows.transpose(-1, -2), rows)
@@ -123,10 +123,10 @@ class Factors:
     """Sums of a a^T and g g^T of one block, in float64, so that small eigenvalues survive a million examples."""
 
     block: Block
-    inputs: Tensor | None  # (e, i, i) of a kronecker block, (i, i) of others
-    outputs: Tensor | None  # (e, o, o) of a kronecker block
-    # (2,) number of (example, position) pairs summed, counted by the weights of the examples; and of chunks whose
-    # gradients were summed over positions first, and not counted position by position
+    inputs: Tensor | None  # (e, i, i) for a kronecker block, (i, i) for others
+    outputs: Tensor | None  # (e, o, o) for a kronecker block
+    # (2,) number of (example, position) pairs summed, weighted by the examples' weights; and number of chunks whose
+    # gradients were summed over positions first, rather than position by position
     counts: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64, device="cpu"))
 
     @property
@@ -136,15 +136,15 @@ class Factors:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """What is summed up, by name."""
+        """The sums by name."""
         found = {"inputs": self.inputs, "outputs": self.outputs, "counts": self.counts}
         return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
     def empty(cls, block: Block, device: torch.device, without_basis: int | None = None) -> Factors:
-        """Zeros of the right sizes; large dense blocks and very long sides get no matrix.
+        """Zeros of the right sizes. Large dense blocks and very long sides get no matrix.
 
-        Nor do the outputs of a layer that has `without_basis` of them.
+        Neither do the outputs of a layer with `without_basis` outputs.
         """
 
         def zeros(*shape: int) -> Tensor:
@@ -158,17 +158,17 @@ class Factors:
         return cls(block, zeros(side, side) if block.kind == "rows" or kept_exactly(block) else None, None)
 
     def add(self, tangent: Tangent, weights: Tensor | None = None, whole: bool = False, step: int = 1) -> None:
-        """Add a chunk of the training set; gradients hold the roots of the examples' weights (n,) already.
+        """Add a chunk of the training set. Gradients already include the square roots of the examples' weights (n,).
 
-        With `whole`, gradient matrices G are summed over positions first, and counted by G^T G and G G^T. The inputs of
-        one of `step` examples stand for all.
+        With `whole`, gradient matrices G are summed over positions first, then G^T G and G G^T are added. The inputs of
+        every `step`-th example represent all.
         """
         if not isinstance(tangent, Kronecker):
             values = tangent.values if isinstance(tangent, Dense) else tangent.aggregate().values
             if self.inputs is not None:
                 self.inputs += second_moment(raised(values).flatten(0, 1))
             return
-        share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # of an example of the chunk
+        share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # mean weight of an example
         self.counts[0] += share * tangent.examples * tangent.positions
         if whole and self.inputs is not None and self.outputs is not None:
             below, above = whole_moments(raised(tangent.inputs()), raised(tangent.grads()))
@@ -206,9 +206,9 @@ class Factors:
 class KroneckerFactors(Accumulator):
     """Pass 1: the Kronecker factors A and B of every layer, and exact blocks of small parameters without layers.
 
-    Factors say in which basis the eigenvalues are summed, and nothing else. Where examples are many, one output of each
-    says as much about it as all of them: inputs are counted for every example, gradients for every k-th output. With
-    `whole`, gradients of layers seen at several positions are summed over them before they are counted.
+    The factors only determine the basis in which eigenvalues are summed. With many examples, one output of each is
+    enough for that: inputs are added for every example, gradients for one output each, in turn. With `whole`, gradients
+    of layers used at several positions are summed over positions first.
     """
 
     label = "Kronecker factors"
@@ -220,13 +220,13 @@ class KroneckerFactors(Accumulator):
         self.whole = whole
         self.sampled = samples_outputs(problem, gradients.blocks, whole)
         self.every = enough_examples(problem, gradients.blocks) if every is None else every
-        self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # examples that were counted
+        self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # number of examples added
         self.count = 1 if self.sampled else problem.k - (problem.sketch is not None)  # the last one is the residual
         self.cotangents = (
             one_output_each(problem) if self.sampled else ConstantCotangents(gradients.identity().rows[: self.count])
         )
-        # Many outputs of the network have no basis: a factor costs their square, and a fit that looks at a few mixtures
-        # of them is to cost no more than those.
+        # No basis for the many outputs of the network: a factor costs their square, and a fit that uses a few mixtures
+        # of them should cost no more than these.
         without = problem.width if problem.sketch is not None and problem.width > LARGEST_CLASSES else None
         self.factors = [Factors.empty(block, problem.device, without) for block in self.blocks]
         self.state = {"seen": self.seen, **numbered([one.state for one in self.factors])}
@@ -242,7 +242,7 @@ class KroneckerFactors(Accumulator):
             factors.add(curved, None if weights is None else weights[where], whole, self._step(tangent))
 
     def _step(self, tangent: Tangent) -> int:
-        """Of how many examples one is enough for the inputs of a layer that are seen at many positions."""
+        """Step between the examples whose inputs are taken, for a layer used at many positions."""
         if not self.sampled or not isinstance(tangent, Kronecker):
             return 1
         rows = self.problem.n // self.every * tangent.positions
@@ -251,9 +251,9 @@ class KroneckerFactors(Accumulator):
     def eigenbases(
         self, ridge: float, tolerance: float, notes: list[str], products: bool = False
     ) -> tuple[list[Basis], list[Tensor | None]]:
-        """The leading directions of each block's Kronecker eigenbasis, and on request KFAC's eigenvalues there.
+        """The leading directions of each block's Kronecker eigenbasis, and with `products` KFAC's eigenvalues there.
 
-        Outside of them lies at most `tolerance` of the homoscedastic variance at this ridge. KFAC's eigenvalues are the
+        At most `tolerance` of the homoscedastic variance at this ridge lies outside them. KFAC's eigenvalues are the
         products of those of A and B.
         """
         problem, precision = self.problem, working_precision(self.problem)
@@ -283,27 +283,27 @@ class KroneckerFactors(Accumulator):
 
 
 def samples_outputs(problem: Linearization, blocks: Sequence[Block], whole: bool) -> bool:
-    """Whether the basis is found from one output of each example: never where whole gradients are counted."""
+    """Whether the basis comes from one output of each example; never with `whole` gradients."""
     return problem.n >= many_examples(blocks) and problem.k > 1 and not whole
 
 
 def enough_examples(problem: Linearization, blocks: Sequence[Block], examples: int = 1) -> int:
-    """Of how many examples one is enough for a basis: positions in a sequence count as examples elsewhere do.
+    """Step between the examples that are enough for a basis; each position in a sequence counts as an example.
 
-    So many `examples` are left at least.
+    At least `examples` examples are used.
     """
     counted = problem.n if problem.sketch is None else problem.sketch.counted
     return max(1, min(counted // many_examples(blocks), problem.n // examples))
 
 
 def many_examples(blocks: Sequence[Block]) -> int:
-    """So many examples say enough about a basis, by the largest number of outputs of a layer that has a basis there."""
+    """How many examples are enough for a basis, given the largest output side with a basis among the layers."""
     sides = (block.matrix_shape[1] for block in blocks if block.kind != "dense")
     return max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * max((side for side in sides if side <= LARGEST_SIDE), default=0))
 
 
 def one_output_each(problem: Linearization) -> Cotangents:
-    """One output of every example in turn, or one direction of the loss's Hessian, with the weight of all."""
+    """One output of every example, in turn, or one column of its Hessian root, weighted to stand for all."""
     roots = problem.hessian_roots
     eye = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
 
@@ -318,7 +318,7 @@ def one_output_each(problem: Linearization) -> Cotangents:
 
 
 def describe_blocks(blocks: Sequence[Block]) -> list[str]:
-    """In words: which parameters have a Kronecker form, which an exact block, which a diagonal."""
+    """Say in words which parameters have a Kronecker form, an exact block or a diagonal."""
     kinds: dict[str, list[Block]] = {"Kronecker": [], "exact block": [], "diagonal": []}
     for block in blocks:
         exact = "exact block" if kept_exactly(block) else "diagonal"
@@ -332,14 +332,14 @@ def describe_blocks(blocks: Sequence[Block]) -> list[str]:
     return notes
 
 
-LARGEST_SHARE = 0.7  # of a block's directions that are kept; where more are leading, all are
-LARGEST_COST = 0.85  # of the products of the whole basis that those of a truncated one may take on a CPU
+LARGEST_SHARE = 0.7  # largest share of a block's directions in a truncated basis; if more are leading, all are kept
+LARGEST_COST = 0.85  # largest cost on a CPU of a truncated basis, relative to the whole one
 LARGEST_RATIO = 1e5
-"""No basis is truncated where an eigenvalue is above so many ridges: the squared length outside is a difference, and
-what float32 leaves of it, weighted by 1 / lambda, would be wrong by a thousandth of the leverage here, by all of it at
-1e8. Where products are rounded on a GPU it is measured for itself, and this does not matter."""
-ALIGNED = 8  # of sides longer than a few times so many, multiples of it are kept: a GPU's tensor units take no others
-INPUTS_PER_POSITION = 12  # of a layer with fewer, squared lengths would cost a GPU more than a truncation saves
+"""No basis is truncated if an eigenvalue exceeds this many ridges. The squared length outside is a difference. Its
+float32 rounding error, weighted by 1 / lambda, would be a thousandth of the leverage here, and all of it at 1e8. Where
+products are rounded on a GPU, the part outside is measured directly, and this does not matter."""
+ALIGNED = 8  # long sides keep a multiple of this many directions, as a GPU's tensor units need
+INPUTS_PER_POSITION = 12  # with fewer, squared lengths would cost a GPU more than a truncation saves
 
 
 def truncate(
@@ -347,8 +347,8 @@ def truncate(
 ) -> Basis:
     """Keep the output and input directions that carry all but `tolerance` of the homoscedastic variance.
 
-    That is sum s^2 / (s + lambda)^2, the mean of Ho over the training set, for the estimated eigenvalues s: KFAC's
-    (e, o, i), or those of a dense block (p,). With many positions, squared lengths cost more than a truncation saves.
+    That variance is sum s^2 / (s + lambda)^2, the mean of Ho over the training set, for the estimated eigenvalues s:
+    KFAC's (e, o, i), or those of a dense block (p,). With many positions, squared lengths cost more than this saves.
     """
     if spectrum is None or tolerance <= 0 or ridge <= 0:
         return basis
@@ -373,9 +373,9 @@ def truncate(
 
 
 def _saves(shape: Sequence[int], kept: tuple[int, int], t: float, c: int) -> bool:
-    """Whether leading directions of a layer seen at t positions take fewer products than all, squared lengths included.
+    """Whether leading directions of a layer at t positions take fewer products than all, squared lengths included.
 
-    Factors are rotated, then matrices are formed of them; lengths take the products of all pairs of positions.
+    Factors are rotated, then multiplied to matrices; squared lengths take products of all pairs of positions.
     """
     (o, i), (few_o, few_i) = shape, kept
     whole = t * i * i + c * t * o * (o + i)
@@ -384,7 +384,7 @@ def _saves(shape: Sequence[int], kept: tuple[int, int], t: float, c: int) -> boo
 
 
 def _largest(weights: Tensor, leave: float) -> Tensor:
-    """Positions of the largest weights that together leave out at most the given share, in order of position."""
+    """Sorted positions of the largest weights; together the others have at most a share `leave`."""
     ordered, order = weights.sort(descending=True)
     gathered = ordered.cumsum(0)
     needed = int(torch.searchsorted(gathered, (1.0 - leave) * gathered[-1])) + 1
@@ -400,13 +400,13 @@ Eigenbasis = tuple[Basis, Tensor | None]
 def decompose(
     factors: Sequence[Factors], make: Callable[[int, list[str]], Eigenbasis], problem: Linearization, notes: list[str]
 ) -> list[Eigenbasis]:
-    """The bases of all blocks, made one after the other; each by one process, where there are several."""
+    """The bases of all blocks, one after the other; with several processes, each block is made by one of them."""
     process_group, device = problem.passes.process_group, problem.device
     if process_group.alone:
         every_block = problem.progress.track(range(len(factors)), "eigenvectors, layer", len(factors))
         return [make(at, notes) for at in every_block]
     sides = ([side for side in (one.inputs, one.outputs) if side is not None] for one in factors)
-    cubes = [float(sum(side.numel() * side.shape[-1] for side in some)) for some in sides]  # about the operations
+    cubes = [float(sum(side.numel() * side.shape[-1] for side in some)) for some in sides]  # about as many operations
     owners = assign_by_cost(cubes, process_group.size)
     own: list[str] = []
     mine = {at: make(at, own) for at, owner in enumerate(owners) if owner == process_group.rank}
@@ -434,18 +434,18 @@ def decompose(
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Second moments of the training gradients in a basis, one entry a block."""
+    """Second moments of the training gradients in a basis, one entry for each block."""
 
     curvature: list[DiagonalMoments]  # s* = sum over examples and outputs of squared gradients
-    noise: list[DiagonalMoments]  # the same, outputs weighted by the noise: Sigma for squared error, the Hessian else
+    noise: list[DiagonalMoments]  # the same, outputs weighted by the noise: Sigma for squared error, else the Hessian
     score: list[Tensor]  # sum_i J_i^T r_i, shaped as the block's matrix
 
 
 class MomentSums:
-    """Sums of weighted squares of one block in its basis for `count` sets of weights, and of its weighted gradients.
+    """Sums for one block in its basis: weighted squares for `count` sets of weights, and weighted gradients.
 
-    Where the basis spans all, `rotates` says that the gradients are summed in it, too. `None` is for squares alone.
-    With the rotation to a basis of the meats' own, the squares in that are summed as well.
+    With `rotates`, the gradients are summed in the basis too, if it spans the whole block; `None` sums squares only.
+    With a `rotation` to the meats' own basis, squares in that basis are summed as well.
     """
 
     def __init__(
@@ -463,7 +463,7 @@ class MomentSums:
 
     @property
     def total(self) -> Tensor:
-        """The weighted sum of gradients, shaped as the block's matrix."""
+        """The weighted sum of gradients, in the shape of the block's matrix."""
         return self.basis.to(torch.float64).out_of(self._total) if self._rotates else self._total
 
     def add_total(self, view: BasisView, cotangent: int, examples: int) -> None:
@@ -476,12 +476,12 @@ class MomentSums:
             self._total += total(some, self._total.new_ones(examples, 1))
 
     def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
-        """Add a chunk, with weights of the squares (count, c), and of the gradients in the total (n, c), if there are.
+        """Add a chunk, with weights of the squares (count, c), and optionally of the gradients in the total (n, c).
 
-        The c cotangents are those of the view, or mixtures (n, k, c) of the k cotangents in it.
+        The c cotangents are those of the view, or mixtures (n, k, c) of its k cotangents.
         """
         each = squared.double().unsqueeze(1)  # (count, n or 1, c)
-        if mixing is not None and mixing.shape[1] == 1:  # multiples of one cotangent need not be formed
+        if mixing is not None and mixing.shape[1] == 1:  # no need to form multiples of one cotangent
             each = (squared.double() @ mixing[:, 0].double().square().T).unsqueeze(2)
             summed = None if summed is None else (mixing[:, 0] * summed).sum(1, True)
             mixing = None
@@ -514,16 +514,16 @@ class MomentSums:
 
 
 def numbered(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The sums of all blocks in one, with the number of the block before the name."""
+    """The sums of all blocks in one dictionary, each name prefixed by the block's number."""
     return {f"{at}.{name}": tensor for at, state in enumerate(states) for name, tensor in state.items()}
 
 
 class SpectrumSums(Accumulator):
     """Pass 2: EKFAC's eigenvalues, those of the homoscedastic meat, and the score.
 
-    With squared error the outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one
-    set of gradients serves both sums; without it the homoscedastic meat and the score are left out. With other losses
-    the two are the same, up to a dispersion. One of `every` so many examples may be enough.
+    With squared error, outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one set
+    of gradients serves both sums; without `noise`, the homoscedastic meat and the score are left out. With other losses
+    the two sums are the same, up to a dispersion. About one in `every` examples is used.
     """
 
     label = "eigenvalues"
@@ -537,14 +537,14 @@ class SpectrumSums(Accumulator):
         self.frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
         self.weights = torch.ones(1, problem.k, dtype=problem.dtype, device=problem.device)
         roots, self.sketched = problem.hessian_roots, problem.sketch is not None
-        if self.sketched:  # the cotangents are these columns, and last the residual
+        if self.sketched:  # cotangents: the sketch's columns, then the residual
             self.weights = self.weights[:, :-1]
             self.count -= noise is None
             self.frame = self.frame[:, : self.count]
-        elif roots is not None:  # the residuals are one more combination, which counts in the score only
+        elif roots is not None:  # residuals are one more combination, used only for the score
             self.weights = torch.ones(1, roots.shape[2] + 1, dtype=torch.float64, device=problem.device)
             self.weights[:, -1] = 0.0
-        elif noise is not None and problem.k > 1:  # with one output the noise is a factor
+        elif noise is not None and problem.k > 1:  # with one output the noise is just a factor
             sizes, self.frame = eigh(noise)
             problem.passes.process_group.broadcast([sizes, self.frame], 0, "eigenvalues")
             self.weights = torch.cat([self.weights, sizes.clamp_min(0.0).unsqueeze(0)])
@@ -553,7 +553,7 @@ class SpectrumSums(Accumulator):
 
     def _begin(self, rotates: bool | None) -> None:
         """Zeros for each row of the weights."""
-        self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # examples that were counted
+        self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # number of examples added
         self.sums = [MomentSums(basis, len(self.weights), self.problem.device, rotates) for basis in self.bases]
         self.state = {"seen": self.seen, **numbered([one.state for one in self.sums])}
         self.given = [self.frame, self.weights, *(one for basis in self.bases for one in basis.tensors)]
@@ -576,7 +576,7 @@ class SpectrumSums(Accumulator):
             self.add_view(at, view, residuals)
 
     def add_view(self, at: int, view: BasisView, residuals: Tensor) -> None:
-        """What else is summed of a block; residuals (n, k) along the cotangents."""
+        """Hook for further sums of a block; residuals (n, k) are along the cotangents."""
 
     def spectrum(self) -> Spectrum:
         """The eigenvalues."""
@@ -592,10 +592,10 @@ class SpectrumSums(Accumulator):
 
 
 class SampledSpectrumSums(SpectrumSums):
-    """The same from a few random mixtures of an example's outputs, which take a backward pass each; without the score.
+    """`SpectrumSums` from a few random mixtures of each example's outputs, one backward pass each; without the score.
 
-    On average over signs z the square of J^T R z is that of all columns of J^T R together: over many examples the sums
-    come out the same, within some per cent along each direction.
+    Averaged over random signs z, the square of J^T R z is the sum of squares of all columns of J^T R. Over many
+    examples the sums agree within some per cent along each direction.
     """
 
     def __init__(
@@ -608,7 +608,7 @@ class SampledSpectrumSums(SpectrumSums):
         draw = torch.Generator("cpu").manual_seed(0)
         self.order = torch.randint(len(self.signs), (problem.n,), generator=draw, device="cpu").to(problem.device)
         self.frame, sets = self.signs.new_zeros(0), self.signs.new_ones(1)
-        if roots is None and noise is not None:  # in units of its size, as half precision has no room for small numbers
+        if roots is None and noise is not None:  # scaled, as half precision underflows for small numbers
             size = noise.diagonal().max().clamp_min(torch.finfo(noise.dtype).tiny)
             values, vectors = eigh(noise / size)
             self.frame = vectors * values.clamp_min(0.0).sqrt() @ vectors.T
@@ -633,9 +633,9 @@ class SampledSpectrumSums(SpectrumSums):
 
 
 class TwoBasisSpectrumSums(SpectrumSums):
-    """Pass 2, and sums of G^T G and G G^T of residual-weighted gradients G among the leading directions of each block.
+    """Pass 2, and sums of G^T G and G G^T for residual-weighted gradients G among the leading directions of each block.
 
-    Their eigenvectors are the meats' own bases. A block that keeps one basis has `None` for its leading directions.
+    Their eigenvectors are the meats' own bases. `leading` is `None` for a block that keeps one basis.
     """
 
     def __init__(
@@ -643,7 +643,7 @@ class TwoBasisSpectrumSums(SpectrumSums):
     ) -> None:
         super().__init__(gradients, bases, noise)
         self.leading = [leading(basis, directions) for basis in bases]
-        self.factors = [  # of inputs, and of outputs where there are two sides
+        self.factors = [  # input factor, and output factor where there are two sides
             [
                 torch.zeros(*one.shape[:-2], *2 * one.shape[-1:], dtype=torch.float64, device=one.device)
                 for one in (() if basis is None else basis.tensors)
@@ -668,7 +668,7 @@ class TwoBasisSpectrumSums(SpectrumSums):
                 into += one
 
     def rotations(self, notes: list[str]) -> list[Basis | None]:
-        """From the curvature's basis of each block to that of the meats."""
+        """Rotations from the curvature's basis of each block to the meats' basis."""
         found: list[Basis | None] = []
         for basis, sums in zip(self.leading, self.factors, strict=True):
             if basis is None:
@@ -680,14 +680,14 @@ class TwoBasisSpectrumSums(SpectrumSums):
             ]
             found.append(Basis(basis.block, *sides))
         parts = [one for rotation in found if rotation is not None for one in rotation.tensors]
-        self.problem.passes.process_group.broadcast(parts, 0, "the eigenvectors of the meats")  # for the same signs
+        self.problem.passes.process_group.broadcast(parts, 0, "the eigenvectors of the meats")  # so that signs agree
         return found
 
 
 def describe_rotations(
     bases: Sequence[Basis], rotations: Sequence[Basis | None], spectrum: Spectrum, ridge: float
 ) -> str:
-    """In words: how much of the variance the meats' own bases hold."""
+    """Say in words how much of the variance the meats' own bases hold."""
     inside = whole = 0.0
     for rotation, basis, one in zip(rotations, bases, spectrum.curvature, strict=True):
         damped = one.damped(ridge)
@@ -702,7 +702,7 @@ def describe_rotations(
 
 
 class Score(Accumulator):
-    """A pass for sum_i J_i^T r_i, shaped as the matrix of each block: one backward pass from the residuals."""
+    """A pass for sum_i J_i^T r_i, in the shape of each block's matrix: one backward pass from the residuals."""
 
     label = "score"
     count = 1
@@ -717,7 +717,7 @@ class Score(Accumulator):
         self.state = {str(at): one for at, one in enumerate(self.sums)}
 
     def _unit(self, where: slice, n: int) -> Tensor:
-        """(1, n, k) residuals of length one, as half precision has no room for small numbers."""
+        """(1, n, k) residuals scaled to length one, as half precision underflows for small numbers."""
         residuals = self.problem.residuals[where]
         return (residuals / lengths_of(residuals)).unsqueeze(0)
 
@@ -731,13 +731,13 @@ class Score(Accumulator):
 def fit_spectrum(
     gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, notes: list[str], every: int = 1
 ) -> Spectrum:
-    """Pass 2 from all outputs; where examples are many, from a few mixtures of the outputs of some.
+    """Pass 2 from all outputs, or with many examples from a few mixtures of the outputs of some.
 
-    Without the noise, the homoscedastic meat and the score are left out. One of `every` so many examples is enough.
+    Without the noise, the homoscedastic meat and the score are left out. About one in `every` examples is used.
     """
     problem = gradients.problem
     if problem.sketch is None and samples_outputs(problem, gradients.blocks, whole=False):
-        mixtures = 1 if noise is None else math.ceil(MANY_MIXTURES / problem.n)  # a core wants their order alone
+        mixtures = 1 if noise is None else math.ceil(MANY_MIXTURES / problem.n)  # a core needs only the order
         every = max(every, problem.n // MANY_MIXTURES)
         sums = SampledSpectrumSums(gradients, bases, noise, mixtures, every)
         if sums.count < problem.k:
@@ -749,7 +749,7 @@ def fit_spectrum(
 
 
 def lengths_of(vectors: Tensor) -> Tensor:
-    """(n, 1) lengths of vectors (n, k); one for those that are zero."""
+    """(n, 1) lengths of vectors (n, k), with one in place of zero."""
     found: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     return torch.where(found > 0, found, 1.0)
 
@@ -769,11 +769,11 @@ def balanced_signs(size: int) -> Tensor:
 
 
 def noise_covariance(problem: Linearization) -> Tensor:
-    """(k, k) covariance of the residuals, for squared error; other losses bring their own for each example."""
+    """(k, k) covariance of the residuals, for squared error; the identity for other losses."""
     if problem.hessian_roots is not None:
         return torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
     found = problem.noise(problem.residuals, None)
     if problem.units is None:
         return found.covariance
     root = found.roots[0]
-    return root @ root.T  # the same at every position
+    return root @ root.T  # the same for every position

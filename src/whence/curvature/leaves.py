@@ -1,9 +1,9 @@
 """The core of a sum of leaf values: exact algebra on the leading singular directions of its leaf matrix.
 
-Gradients of a leaf sum are sparse: one number a tree. Products with them are sums over bags of rows of a table, forth
-(from leaves to examples) and back, so that leading directions come from a few passes and no dense gradient is formed.
-What lies outside of them is not dropped: its length is known, and random sums of training rows measure the curvature
-that it meets there.
+Gradients of a leaf sum are sparse, with one number for each tree. Products with them are sums over bags of rows of a
+table, forward (from leaves to examples) and back. The leading directions therefore need a few passes, and no dense
+gradient is formed. The part outside them is not dropped: its length is known, and random sums of training rows measure
+the curvature along it.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.views import OutputView
 
-SAMPLE = 20_000  # training rows that the directions are found with, evenly spaced
-ITERATIONS = 2  # of the subspace: each multiplies it by the curvature once
-ROW_BYTES = 64 * 2**20  # rows of features that are formed at once
-LEAF_BYTES = 36.0  # of the search for a direction, for each leaf
+SAMPLE = 20_000  # training rows used to find the directions, evenly spaced
+ITERATIONS = 2  # of the subspace iteration: each multiplies by the curvature once
+ROW_BYTES = 64 * 2**20  # bytes of rows of features formed at once
+LEAF_BYTES = 36.0  # memory of the search, for each direction and leaf
 LARGEST_SEARCH = 1e11  # leaves times squared directions; forests of large trees have many leaves
-GATHER = 8.0  # operations of a product of matrices that take as long as one number that is gathered and added
-SUMS = 64  # random sums of training rows, which measure the curvature outside of the directions
+GATHER = 8.0  # one number gathered and added takes as long as this many operations of a matrix product
+SUMS = 64  # random sums of training rows that measure the curvature outside the directions
 
 
 @dataclass(frozen=True)
 class LeafFeatures:
     """Coordinates of the gradients of a leaf sum along orthonormal directions of its leaves.
 
-    Where a leaf adds to all w outputs at once, the directions are the same for each of them.
+    If a leaf adds to all w outputs at once, they share the directions.
     """
 
     model: LeafSum
     basis: Tensor  # (leaves, r / w)
-    sums: Tensor  # (leaves, 2 s) random sums of training rows outside of the directions, and F times them
+    sums: Tensor  # (leaves, 2 s) random sums of training rows outside the directions, and F times them
     notes: list[str] = field(default_factory=list)
     orthonormal: ClassVar[bool] = True
 
@@ -62,13 +62,13 @@ class LeafFeatures:
         return self.basis.shape[1] * self.model.leaf_values.shape[1]
 
     def leading(self, size: int) -> LeafFeatures:
-        """So many of these features at most: those of the largest curvature."""
+        """At most `size` of these features: those with the largest curvature."""
         return replace(self, basis=self.basis[:, : max(1, size // self.model.leaf_values.shape[1])])
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which examples, rows (n, k, r)) in single precision."""
         leaves, shown = self._shown(inputs)
-        table = (self.basis / self.model.scale.unsqueeze(1)).float().contiguous()  # by rows, which bags read
+        table = (self.basis / self.model.scale.unsqueeze(1)).float().contiguous()  # contiguous rows, as bags read them
         step = max(1, ROW_BYTES // (4 * max(len(self.model.base), outputs) * self.size))
         for low in range(0, len(leaves), step):
             where = slice(low, min(low + step, len(leaves)))
@@ -76,7 +76,7 @@ class LeafFeatures:
             yield where, rows if shown is None else torch.einsum("nkr,nkc->ncr", rows, shown[where].to(rows.dtype))
 
     def _shown(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """Leaves (n, trees), and (n, k, c) how much of each output a view shows, which is linear in them."""
+        """Leaves (n, trees), and the matrix (n, k, c) of a view, which is linear in the outputs."""
         if not isinstance(inputs, OutputView):
             return inputs["leaves"], None
         leaves = inputs.inputs["leaves"]
@@ -112,7 +112,7 @@ class LeafFeatures:
         return torch.einsum("cnk,nk->nc", cotangents.square().to(each.dtype), by_output)
 
     def outer(self, inputs: Inputs, outputs: int) -> Tensor:
-        """(2, n, k) z F z^T and z F^3 z^T outside of the directions, measured by random sums."""
+        """(2, n, k) z F z^T and z F^3 z^T outside the directions, measured by random sums."""
         parts = [
             rows.square().unflatten(2, (-1, 2, SUMS)).sum((2, 4))
             for _, rows in replace(self, basis=self.sums).rows(inputs, outputs)
@@ -124,29 +124,29 @@ class LeafFeatures:
         return self.into(self.model.leaf_values.detach().flatten())
 
     def prescale(self, ridge: float | None) -> Tensor:
-        """Ones: the trees' own scale makes the features equal partners."""
+        """Ones: the trees' own scale already makes the features comparable."""
         return self.basis.new_ones(self.size)
 
     def into(self, vectors: Tensor) -> Tensor:
-        """V^T v: vectors among the leaf values (..., d) in these coordinates, (..., r)."""
+        """V^T v: vectors (..., d) over the leaf values to these coordinates (..., r)."""
         wide = vectors.reshape(*vectors.shape[:-1], *self.model.leaf_values.shape)
         return (wide.mT @ self.basis.to(vectors.dtype)).flatten(-2)
 
     def lift(self, step: Tensor) -> Tensor:
-        """V z: from the coordinates (..., r) back to the leaf values, (..., d)."""
+        """V z: from coordinates (..., r) back to the leaf values (..., d)."""
         wide = step.reshape(*step.shape[:-1], -1, self.basis.shape[1])
         return (self.basis.to(step.dtype) @ wide.mT).flatten(-2)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedLeaves(FittedPrimal):
-    """The primal algebra on leading directions, with leverages that count what lies outside of them."""
+    """The primal algebra on leading directions, with leverages that include the part outside them."""
 
     def completed(self) -> FittedLeaves:
-        """Add o / (lambda + o + f) to leverages, for a squared length o outside the directions.
+        """Add o / (lambda + o + f) to the leverages, for a squared length o outside the directions.
 
-        There f is the curvature that other rows give, a mean over all rows. No leverage exceeds
-        |z|^2 / (lambda + |z|^2), that of a row which nobody shares.
+        f is the curvature there from other rows, a mean over all rows. No leverage exceeds |z|^2 / (lambda + |z|^2),
+        the leverage of a row that shares no leaf with others.
         """
         problem, features = self.problem, self.features
         assert isinstance(features, LeafFeatures)
@@ -178,14 +178,14 @@ class FittedLeaves(FittedPrimal):
 
 @dataclass(frozen=True)
 class LeafSandwich(PrimalSandwich):
-    """Quadratic forms in whitened coordinates, and what lies outside of them."""
+    """Quadratic forms in whitened coordinates, plus the part outside."""
 
     def predict(self, inputs: Inputs) -> Predicted:
-        """Add what lies outside: to z A z^T and to z A F A z^T, with A the inverse curvature.
+        """Add the part outside to z A z^T and to z A F A z^T, with A the inverse curvature.
 
-        There z has a part along which F is f, f^2 = z F^3 z^T / z F z^T, and a part along which it is zero. Ho is the
-        noise times the second form, and grows by the factor of that. HeC0 to HeC3 are given the same factor: labels
-        count as much outside as inside.
+        Outside, z has a part along which F is f, f^2 = z F^3 z^T / z F z^T, and a part along which F is zero. Ho is the
+        noise times the second form, and is multiplied by the growth of that form. HeC0 to HeC3 get the same factor:
+        labels count as much outside as inside.
         """
         found, fitted = super().predict(inputs), self.fitted
         features, problem = fitted.features, fitted.problem
@@ -217,11 +217,11 @@ class LeafSandwich(PrimalSandwich):
 
 @dataclass(frozen=True)
 class LeafCore(FeatureStructure):
-    """The exact algebra on the leading singular directions of the leaf matrix of trees.
+    """Exact algebra on the leading singular directions of the leaf matrix of trees.
 
     Args:
-        size: how many; chosen by the numbers at hand and the memory limit when `None`.
-        seed: of the start of the search for them.
+        size: number of directions; when `None`, chosen from the size of the data and the memory limit.
+        seed: seed of the search for them.
 
     Examples:
         >>> LeafCore(size=100).size
@@ -234,7 +234,7 @@ class LeafCore(FeatureStructure):
     seed: int = 0
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
-        """Find the directions, then the primal algebra along them."""
+        """Find the directions, then run the primal algebra along them."""
         model = problem.network.model
         if not isinstance(model, LeafSum):
             raise InputError(f'expected trees for {self!r}, got {type(model).__name__}. Use structure="core".')
@@ -253,7 +253,7 @@ class LeafCore(FeatureStructure):
         return FittedLeaves.fit(left, features, ridge)
 
     def _wanted(self, leaves: int, width: int, limit: float) -> int:
-        """How many directions in all: the size, or what memory and about ten seconds of algebra allow."""
+        """Total number of directions: `size`, or what memory and about ten seconds of algebra allow."""
         algebra = (limit / primal_bytes(1)) ** 0.5
         memory, seconds = CACHE_SHARE * limit / (LEAF_BYTES * leaves), (LARGEST_SEARCH / leaves) ** 0.5
         return self.size or int(min(self.largest, algebra, width * memory, width * seconds))
@@ -262,7 +262,7 @@ class LeafCore(FeatureStructure):
         """Directions from a sample of the training rows, then the algebra along them."""
         r = max(1, min(self._wanted(sizes.d, 1, sizes.limit), sizes.d, sizes.numbers))
         sample, square = min(sizes.n, SAMPLE / sizes.k), float(r) ** 2
-        gather = GATHER * sizes.entries * r  # of a row
+        gather = GATHER * sizes.entries * r  # for each row
         kept = rows_in_cache(float(sizes.numbers) * r * sizes.item, sizes.limit - primal_bytes(r))
         rows, basis = (4.0 * sizes.numbers * r if kept else 0.0), 8.0 * sizes.d * r
         algebra = algebra_stages(sizes, r, rows, 3.0 * min(ROW_BYTES, 4.0 * sizes.numbers * r))
@@ -280,9 +280,9 @@ class LeafCore(FeatureStructure):
 def leading_directions(problem: Linearization, model: LeafSum, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """(leaves, r) orthonormal directions that nearly span the leading ones of the curvature F of leaf values.
 
-    Subspace iteration on a sample of the training rows, and Rayleigh's quotients at the end. Outputs do not mix. And
-    (leaves, 2 s) random sums of what the rows have outside, whose products with themselves have the mean F, and F times
-    these sums.
+    Found by subspace iteration on a sample of the training rows, with Rayleigh quotients at the end. Outputs do not
+    mix. Also returns (leaves, 2 s): random sums of the parts of rows outside, whose products with themselves have the
+    mean F, and F times these sums.
     """
     forth, back, step = sampled_leaves(problem, model)
     extra = min(len(model.scale), count + max(8, count // 16))
@@ -302,9 +302,9 @@ def leading_directions(problem: Linearization, model: LeafSum, count: int, seed:
 
 @dataclass(frozen=True)
 class Bags:
-    """A sparse matrix, row by row."""
+    """A sparse matrix, stored row by row."""
 
-    columns: Tensor  # (entries,) of each entry
+    columns: Tensor  # (entries,) column of each entry
     starts: Tensor  # (rows,) where the entries of each row begin
     values: Tensor  # (entries,)
 
@@ -314,10 +314,10 @@ class Bags:
 
 
 def sampled_leaves(problem: Linearization, model: LeafSum) -> tuple[Bags, Bags, int]:
-    """The leaf matrix of some training rows, times roots of their curvature; its transpose; and one row in how many.
+    """The leaf matrix of some training rows, times roots of their curvature; its transpose; and the step between rows.
 
-    A row of the matrix is an output of a training row; where leaves add to all outputs, a training row. Training rows
-    are evenly spaced: fewer, where there are several outputs.
+    A row of the matrix is one output of a training row, or a training row if leaves add to all outputs. Training rows
+    are evenly spaced, and fewer if there are several outputs.
     """
     k = 1 if model.outputs is None else len(model.base)
     step = max(1, -(-problem.n * k // SAMPLE))
@@ -340,7 +340,7 @@ def sampled_leaves(problem: Linearization, model: LeafSum) -> tuple[Bags, Bags, 
 
 
 def _starts(places: Tensor, count: int) -> Tensor:
-    """(count,) where the entries of each place begin, once they are sorted by place."""
+    """(count,) where the entries of each place begin, after sorting by place."""
     sizes = torch.bincount(places, minlength=count)
     return (sizes.cumsum(0) - sizes).int()
 
@@ -349,15 +349,15 @@ def _starts(places: Tensor, count: int) -> Tensor:
 class LeafAuto(Auto):
     """Exact where it fits in memory and takes a few seconds, else the leading directions of the leaves."""
 
-    most: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}  # sooner than networks: directions say the same
+    most: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}  # lower than for networks: the core is as good
     otherwise: ClassVar[Structure] = LeafCore()
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
-        """The primal road wherever it is quick: a fit by it predicts without the training data, once it is loaded."""
+        """The primal road if it is quick: such a fit can be loaded and predict without the training data."""
         primal, why = super().resolve(problem, ridge=0.0)  # without a ridge there is no other road
         return (primal, why) if isinstance(primal, Exact) else super().resolve(problem, ridge)
 
     def cost(self, sizes: ProblemSizes) -> Cost:
-        """Of the structure that is chosen."""
+        """Cost of the chosen structure."""
         primal = super().cost(replace(sizes, dual=False))
         return super().cost(sizes) if primal.name == LeafCore.name else primal

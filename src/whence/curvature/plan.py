@@ -1,4 +1,4 @@
-"""What a fit with very many weights takes at least, and what would fit in its place: known before its first pass."""
+"""The least memory of a fit with very many weights, and what would fit instead: known before its first pass."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from whence.jacobian.gradients import Block, Kind
 from whence.jacobian.network import Network, Selection
 from whence.runtime.memory import Budget, readable
 
-RANK = 8  # of the low-rank factors that are named as a way out
-SMALLEST = 256  # features of the smallest sketch that is named as a way out
-MOST_NAMED = 6  # layers that are named one by one
-LAYER = re.compile(r"^(.*?\.\d+)\.")  # the part of a parameter's name that is the same in one of many equal layers
+RANK = 8  # of the suggested low-rank factors
+SMALLEST = 256  # features of the smallest suggested sketch
+MOST_NAMED = 6  # most layers listed one by one
+LAYER = re.compile(r"^(.*?\.\d+)\.")  # the part of a parameter's name that identifies one of many equal layers
 
 
 def keeps_all_directions(device: torch.device, positions: int, blocks: Sequence[Block]) -> bool:
-    """Whether no basis of a layer will be truncated, as on a GPU where positions are many; see `truncate`."""
+    """Whether no layer's basis will be truncated, as on a GPU with many positions; see `truncate`."""
     sides = [block.matrix_shape[2] for block in blocks if block.kind == "kronecker"]
     return device.type == "cuda" and positions > 1 and INPUTS_PER_POSITION * positions > max(sides, default=0)
 
 
 def low_rank(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks of low-rank factors beside every layer, as LoRA has them."""
+    """The blocks of low-rank factors added to every layer, as in LoRA."""
     found = []
     for block in blocks:
         if block.kind == "kronecker":
@@ -54,20 +54,20 @@ def require_plan(
     n: int,
     budget: Budget,
 ) -> str:
-    """Raise where a fit with so many columns of n examples cannot fit, and say what would.
+    """Raise if a fit of n examples with this many columns cannot fit in memory, and say what would.
 
-    The examples have outputs at so many positions. Counted are the weights' own sums, which no smaller part of the data
-    makes smaller, and one example with its graph, outputs and gradients.
+    The examples have outputs at `positions` positions. The plan counts sums as large as the weights, which fewer data
+    do not make smaller, and one example with its graph, outputs and gradients.
 
     Returns:
-        What takes half as much, should the device run out of memory all the same; empty if nothing is known.
+        What takes half as much, in case the device still runs out of memory; empty if nothing is known.
     """
     if not isinstance(structure, AdditiveStructure):
         return ""
     tables = {id(module.weight) for module in network.model.modules() if isinstance(module, nn.Embedding)}
     blocks, item = dict[str, Block](), 4
     for name, one in selection.parameters.items():
-        kind: Kind = "rows" if id(one) in tables else "kronecker" if one.ndim > 1 else "dense"  # most likely
+        kind: Kind = "rows" if id(one) in tables else "kronecker" if one.ndim > 1 else "dense"  # a guess
         blocks[name] = Block(name, (name,), (tuple(one.shape),), kind)
         item = max(item, one.element_size())
     example = (1.0 + columns / 2) * saved_bytes(network, take(first, slice(0, 1)))
@@ -107,7 +107,7 @@ def require_plan(
 def _ways_out(
     structure: Structure, blocks: Mapping[str, Block], fits: Callable[[Structure, Sequence[Block]], bool]
 ) -> Iterator[str]:
-    """In words, what takes less memory and fits."""
+    """Say in words what takes less memory and fits."""
     every = list(blocks.values())
     size = getattr(structure, "size", None) or 4096
     for other in (Sketch, Core):

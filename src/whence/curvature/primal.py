@@ -1,7 +1,7 @@
-"""The exact algebra on features z of the gradients: F = sum_i z_i^T L_i z_i, r x r, factored.
+"""Exact algebra on features z of the gradients: the factored r x r curvature F = sum_i z_i^T L_i z_i.
 
-Features are the gradients themselves (`Jacobian`), chosen coordinates of them in a basis (`Projected`: the core, a
-random sketch), or what a user brings.
+Features are the gradients themselves (`Jacobian`), chosen coordinates of them in a basis (`Projected`: the core or a
+random sketch), or features supplied by a user.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from whence.jacobian.linearization import Folds, Linearization
 from whence.linalg import NARROWEST, add_gram, eigenvectors, inverse_norm, mirror, panels, solve_lower
 from whence.runtime.model_state import rounded_products
 
-QR_SIZE = 2048  # features up to which rows at hand are factored by QR if need be: it squares no condition number
-CONDITION = 1e4  # up to which a Gram matrix will do: four digits at most of those that the rows have are lost
-FEW_FEATURES = 512  # up to which rows in single precision are whitened in the precision of the algebra
+QR_SIZE = 2048  # largest number of features factored by QR of the cached rows: it does not square the condition number
+CONDITION = 1e4  # largest condition number for a Gram matrix: at most four digits of the rows are lost
+FEW_FEATURES = 512  # up to this number, single-precision rows are whitened in the precision of the algebra
 
 
 @dataclass(frozen=True)
 class Projected:
-    """Features z = chosen coordinates of U^T phi, over all blocks together. Bases may have fewer columns than rows."""
+    """Features z: chosen coordinates of U^T phi over all blocks. Bases may have fewer columns than rows."""
 
     stream: LayerGradients
     bases: Sequence[Basis]  # of each block
     indices: Sequence[Tensor]  # flat positions among each block's coordinates
-    sizes: Tensor | None  # (r,) second moments of the features over the training set, where they are known
+    sizes: Tensor | None  # (r,) second moments of the features over the training set, if known
     notes: list[str]
-    orthonormal: bool = True  # whether the bases' columns are
+    orthonormal: bool = True  # whether the columns of the bases are orthonormal
 
     @property
     def size(self) -> int:
@@ -85,7 +85,7 @@ class Projected:
         return self._along(self.stream.problem.selection.detached(), torch.float64)
 
     def into(self, vectors: Tensor) -> Tensor:
-        """U^T v: vectors among the selected weights (..., d) in these coordinates, (..., r)."""
+        """U^T v: vectors (..., d) over the selected weights to these coordinates (..., r)."""
         return self._along(self.stream.problem.selection.unflatten(vectors))
 
     def _along(self, parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
@@ -97,18 +97,18 @@ class Projected:
         return torch.cat(parts, dim=-1).to(self.stream.problem.dtype)
 
     def prescale(self, ridge: float | None) -> Tensor:
-        """Square roots of the damped second moments, which make the curvature's diagonal one."""
+        """Square roots of the damped second moments; dividing by them makes the curvature's diagonal one."""
         problem = self.stream.problem
         if self.sizes is None or ridge is None:
             return torch.ones(self.size, dtype=problem.dtype, device=problem.device)
         return (self.sizes + max(ridge, 1e-12 * float(self.sizes.max()))).sqrt().to(problem.dtype)
 
     def lift(self, step: Tensor) -> Tensor:
-        """U z: from the coordinates (..., r) back to the selected weights, (..., d)."""
+        """U z: from coordinates (..., r) back to the selected weights (..., d)."""
         return self.stream.flatten(self.lifted(step), *step.shape[:-1])
 
     def lifted(self, step: Tensor) -> Iterator[Tensor]:
-        """The same block by block, as matrices: all at once may not fit in memory."""
+        """As `lift`, but one matrix for each block: all at once may not fit in memory."""
         lead, parts = step.shape[:-1], step.split([len(index) for index in self.indices], -1)
         for basis, index, part in zip(self.bases, self.indices, parts, strict=True):
             flat = step.new_zeros(*lead, math.prod(basis.shape))
@@ -117,7 +117,7 @@ class Projected:
 
 
 def sketch_features(stream: LayerGradients, size: int, seed: int) -> Projected:
-    """Random projections of the gradients to about `size` features, the same for every call up to rounding."""
+    """Random projections of the gradients to about `size` features, the same in every call up to rounding."""
     problem = stream.problem
     generator = torch.Generator("cpu").manual_seed(seed)
     shares = allot([block.numel for block in stream.blocks], size)
@@ -128,7 +128,7 @@ def sketch_features(stream: LayerGradients, size: int, seed: int) -> Projected:
 
 
 def allot(sizes: Sequence[int], total: int) -> list[int]:
-    """Share features out over blocks: small blocks whole, the rest evenly.
+    """Distribute features over blocks: small blocks are kept whole, the rest share evenly.
 
     Examples:
         >>> allot([10, 1000, 1000], 110)
@@ -171,7 +171,7 @@ def primal_bytes(r: int) -> float:
 
 
 POINTS = 49
-DECADES = (-9.0, 3.0)  # powers of ten of the largest eigenvalue that the grid of ridges spans
+DECADES = (-9.0, 3.0)  # range of the grid of ridges: powers of ten times the largest eigenvalue
 
 
 def ridge_grid(values: Tensor) -> Tensor:
@@ -181,14 +181,14 @@ def ridge_grid(values: Tensor) -> Tensor:
 
 
 def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str]) -> RidgePath:
-    """Leave-one-out error over ridges from rows q rotated into the eigenvectors of F.
+    """Leave-one-out error over ridges, from rows q rotated into the eigenvectors of F.
 
     For each ridge: e_i = y_i - q_i b with b = (S + lambda)^-1 sum_i q_i^T y_i, H_ii = q_i (S + lambda)^-1 q_i^T and
-    u_i = (I - H_ii)^-1 e_i, where i is an example, a position or an output of one, or a whole group.
+    u_i = (I - H_ii)^-1 e_i. Here i is an example, one position or output of an example, or a whole group.
     """
     problem, label, weights = rows.problem, "leave-one-out path", rows.features.weights()
     values, vectors = (part.to(curvature.dtype) for part in eigenvectors(curvature, "the curvature", notes))
-    # signs of eigenvectors are arbitrary: those of one process serve all
+    # signs of eigenvectors are arbitrary: all processes take those of one
     problem.passes.process_group.broadcast([values, vectors], 0, label)
 
     def rotated(where: slice | Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,10 +215,10 @@ def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str])
 
 
 def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, notes: list[str]) -> RidgePath:
-    """Leave-one-out error over ridges from the kernel matrix (n k, n k), and the linearized model's targets (n, k).
+    """Leave-one-out error over ridges, from the kernel (n k, n k) and the targets (n, k) of the linearized model.
 
-    u_i = C_ii^-1 (C y)_i with C = (K + lambda)^-1 and C_ii its diagonal blocks: of examples, of positions or outputs of
-    them, or of whole groups.
+    u_i = C_ii^-1 (C y)_i with C = (K + lambda)^-1 and its diagonal blocks C_ii, of examples, of their positions or
+    outputs, or of whole groups.
     """
     values, vectors = (part.to(kernel.dtype) for part in eigenvectors(kernel, "the kernel", notes))
     rows, along, groups = vectors.reshape(*targets.shape, -1), vectors.T @ targets.reshape(-1), problem.folds.groups
@@ -235,9 +235,9 @@ def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, no
 def _errors(
     ridges: Tensor, values: Tensor, along: Tensor, folds: Folds, rows: Tensor, targets: Tensor | None = None
 ) -> Tensor:
-    """(g,) sums of squared leave-one-out residuals at each ridge: by the curvature where targets are given, else by C.
+    """(g,) sums of squared leave-one-out residuals at each ridge: from the curvature if targets are given, else from C.
 
-    Infinite where a leverage reaches one to machine precision.
+    Infinite if a leverage reaches one to machine precision.
     """
     errors = []
     for ridge in ridges:
@@ -253,39 +253,39 @@ def _errors(
 
 @dataclass(frozen=True)
 class Whitening:
-    """F_lam = D C C^T D with D the square roots of its diagonal: z F_lam^-1 z'^T = y y'^T for y = C^-1 D^-1 z.
+    """Factored F_lam = D C C^T D, D the square roots of its diagonal: z F_lam^-1 z'^T = y y'^T for y = C^-1 D^-1 z.
 
-    Scaling by D makes features of any size equal partners, so that unscaled inputs cost no digits.
+    Scaling by D puts features of any size on equal terms, so that unscaled inputs cost no digits.
     """
 
     scale: Tensor  # (r,) D
     inverse: Tensor  # (r, r) C^-1
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """(..., r) features z to coordinates y.
+        """Features z (..., r) to coordinates y (..., r).
 
-        The inverse of a triangle has large entries that cancel, of which single precision keeps one digit less: few
-        features are multiplied in the precision of the algebra, which takes little time.
+        The inverse of a triangular matrix has large entries that cancel, which costs a digit in single precision. Few
+        features are therefore multiplied in the precision of the algebra, which takes little time.
         """
         if len(self.scale) <= FEW_FEATURES and rows.dtype != self.inverse.dtype:
             return self(rows.to(self.inverse.dtype))
         return times_lower(rows / self.scale.to(rows.dtype), self.inverse.to(rows.dtype))
 
     def to(self, dtype: torch.dtype) -> Whitening:
-        """For a pass over many rows of this precision: the same, converted once."""
+        """The same, converted once for a pass over many rows of this precision."""
         if len(self.scale) <= FEW_FEATURES or dtype == self.inverse.dtype:
             return self
         return Whitening(self.scale.to(dtype), self.inverse.to(dtype))
 
 
 def feature_curvature(rows: TrainingRows, prescale: Tensor) -> tuple[Tensor, Tensor]:
-    """The curvature sum_i z_i^T L_i z_i (r, r) of features over `prescale`, and the score sum_i z_i^T r_i."""
+    """The curvature sum_i z_i^T L_i z_i (r, r) of features divided by `prescale`; the score sum_i z_i^T r_i."""
     problem, size = rows.problem, rows.features.size
     curvature = torch.zeros(size, size, dtype=problem.dtype, device=problem.device)
     score = curvature.new_zeros(size)
     state, given = {"curvature": curvature, "score": score}, [prescale, rows.features.weights()]
     for where, some in rows.read("curvature", state, given):
-        with rounded_products(False):  # TF32 has too few digits for the inverse of what is nearly dependent
+        with rounded_products(False):  # TF32 has too few digits to invert nearly dependent features
             add_gram(curvature, rows.curved(where, some / prescale.to(some.dtype)).flatten(0, 1))
         score += (problem.residuals[where].to(some.dtype).flatten() @ some.flatten(0, 1)).to(score.dtype)
     return mirror(curvature), score
@@ -294,7 +294,7 @@ def feature_curvature(rows: TrainingRows, prescale: Tensor) -> tuple[Tensor, Ten
 def leverages(
     rows: TrainingRows, whiten: Whitening, step: Tensor, with_curvature: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Leverage blocks Q_i = y_i y_i^T, the Newton step's change z_i Delta, and on request sum_i y_i^T L_i y_i."""
+    """Leverage blocks Q_i = y_i y_i^T, the Newton step's change z_i Delta, and optionally sum_i y_i^T L_i y_i."""
     problem = rows.problem
     blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
     change, curvature = torch.zeros_like(problem.outputs), torch.zeros_like(whiten.inverse) if with_curvature else None
@@ -314,7 +314,7 @@ def whitened_meats(rows: TrainingRows, whiten: Whitening, meats: Meats) -> tuple
     """Meats in whitened coordinates: sum_i y_i^T W_i W_i^T y_i, r x r, for each estimator; and sum_i y_i^T u_i."""
     matrices = {name: torch.zeros_like(whiten.inverse) for name in meats.roots}
     total = whiten.inverse.new_zeros(len(whiten.scale))
-    of_groups = {  # (groups, q, r) sums that are squared in the end
+    of_groups = {  # (groups, q, r) sums, squared at the end
         name: total.new_zeros(groups.total, root.shape[2], len(total))
         for name, root in meats.roots.items()
         if (groups := meats.pooled(name)) is not None
@@ -323,7 +323,7 @@ def whitened_meats(rows: TrainingRows, whiten: Whitening, meats: Meats) -> tuple
     columns, narrow = sum(root.shape[2] for root in meats.roots.values()), None
     for where, some in rows.read("meats", state, [whiten.scale, whiten.inverse, meats.total, *meats.roots.values()]):
         narrow = narrow or whiten.to(some.dtype)
-        first = columns > some.shape[1]  # what takes fewer products
+        first = columns > some.shape[1]  # whichever takes fewer products
         given = narrow(some) if first else some
         for name, root in meats.roots.items():
             weighted = (root if len(root) == 1 else root[where]).mT.to(given.dtype) @ given
@@ -341,7 +341,7 @@ def whitened_meats(rows: TrainingRows, whiten: Whitening, meats: Meats) -> tuple
 
 
 def times_lower(rows: Tensor, triangle: Tensor) -> Tensor:
-    """Products rows @ triangle^T for rows (..., r) and a lower triangle (r, r), without most of its zeros.
+    """Products rows @ triangle^T for rows (..., r) and a lower triangular (r, r), skipping most zeros.
 
     Examples:
         >>> times_lower(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
@@ -360,17 +360,17 @@ class FittedPrimal(FittedCurvature):
     """F = sum_i z_i^T L_i z_i over features z, factored."""
 
     features: Features  # z
-    rows: TrainingRows  # those of the training examples
+    rows: TrainingRows  # features of the training examples
     whiten: Whitening  # the factored inverse of F_lam
     step: Tensor  # (r,) the Newton step along the features
-    change: Tensor  # (n, k) how it moves the outputs
-    white_curvature: Tensor | None = None  # (r, r) F in whitened coordinates, where it is at hand; not saved
+    change: Tensor  # (n, k) its change of the outputs
+    white_curvature: Tensor | None = None  # (r, r) F in whitened coordinates, if computed; not saved
 
     @classmethod
     def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedPrimal:
-        """Accumulate the curvature in one pass, factor it, and take the leverage blocks in another.
+        """Sum the curvature in one pass, factor it, and compute the leverage blocks in another.
 
-        Without a ridge, it is chosen by leave-one-out.
+        If `ridge` is `None`, it is chosen by leave-one-out.
         """
         rows, path = TrainingRows(problem, features), None
         prescale = features.prescale(ridge)  # (r,)
@@ -379,7 +379,7 @@ class FittedPrimal(FittedCurvature):
             path = path_from_curvature(curvature, rows, features.notes)
             ridge = path.best
         whiten = factored(curvature, prescale, ridge, rows)
-        # sums of meats are in these coordinates: the same in all processes
+        # meats are summed in these coordinates, so all processes need the same ones
         problem.passes.process_group.broadcast([whiten.scale, whiten.inverse], 0, "curvature")
         downhill = (score - ridge * features.weights()) / whiten.scale
         step = (whiten.inverse.T @ (whiten.inverse @ downhill).to(problem.dtype)) / whiten.scale
@@ -395,7 +395,7 @@ class FittedPrimal(FittedCurvature):
         path: RidgePath | None = None,
         with_curvature: bool = False,
     ) -> FittedPrimal:
-        """Take the leverage blocks from a factored curvature."""
+        """Compute the leverage blocks from a factored curvature."""
         leverage_blocks, change, white_curvature = leverages(rows, whiten, step, with_curvature)
         return cls(
             problem=rows.problem,
@@ -412,7 +412,7 @@ class FittedPrimal(FittedCurvature):
         ).completed()
 
     def completed(self) -> FittedPrimal:
-        """With what is known of directions outside of the features; here nothing."""
+        """Hook to add information about directions outside the features; here nothing."""
         return self
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
@@ -424,7 +424,7 @@ class FittedPrimal(FittedCurvature):
         return NewtonStep(self.change, size / self.problem.selection.norm(), direction)
 
     def sandwich(self, meats: Meats) -> PrimalSandwich:
-        """Meats in whitened coordinates; that of Ho is known where its weights are a multiple of the Hessians."""
+        """Meats in whitened coordinates; Ho's is already known if its weights are a multiple of the Hessians."""
         roots, known = dict(meats.roots), self.white_curvature
         times = None if known is None else times_noise(roots.get("ho"), self.problem.hessian_roots, known)
         if times is not None:
@@ -434,7 +434,7 @@ class FittedPrimal(FittedCurvature):
         return PrimalSandwich(self, {**ho, **matrices}, total)
 
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
-        """Whitened rows of a group's members, times themselves; each chunk of groups costs a pass over the rows."""
+        """Products of whitened rows within each group; each chunk of groups costs a pass over the rows."""
         problem, size, given = self.problem, self.features.size, [self.whiten.scale, self.whiten.inverse]
         need = 3.0 * groups.total * size * problem.outputs.element_size()
         problem.budget.require(need, f"{groups.total} groups", "Make fewer groups.")
@@ -442,7 +442,7 @@ class FittedPrimal(FittedCurvature):
         yield from ((members, white @ white.mT) for members, white in read)
 
     def alignments(self, inputs: Inputs) -> Alignments:
-        """Solve for the rows of the inputs, and multiply by those of the training examples."""
+        """Solve for the rows of the inputs, then multiply by the rows of the training examples."""
         for where, rows in self.features.rows(inputs, self.problem.output_count(inputs)):
             yield where, self._align(self._solve(rows.to(self.whiten.inverse.dtype)))
 
@@ -455,7 +455,7 @@ class FittedPrimal(FittedCurvature):
         return found.to(self.problem.dtype).reshape(len(left) // k, k, -1, j)
 
     def precondition(self, vectors: Tensor) -> Tensor:
-        """The inverse itself along the features; 1 / lambda along directions outside, where lambda is all there is."""
+        """The exact inverse along the features; 1 / lambda outside, where F_lam is the ridge alone."""
         features = self.features
         if not features.orthonormal or (features.size < vectors.shape[1] and self.ridge <= 0):
             return super().precondition(vectors)
@@ -467,12 +467,12 @@ class FittedPrimal(FittedCurvature):
         return solved + (outside - features.lift(features.into(outside))) / self.ridge
 
     def to_dense(self) -> Tensor:
-        """The inverse along the features; zero outside, which they do not see."""
+        """The inverse along the features, zero outside."""
         root = self.features.lift(self.whiten.inverse / self.whiten.scale)  # (r, d)
         return root.mT @ root
 
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedPrimal:
-        """From this factor: in whitened coordinates F_lam is the identity, and another lambda adds to it."""
+        """Update this factor: in whitened coordinates F_lam is the identity, to which the new ridge adds."""
         whiten, more = self.whiten, ridge - self.ridge
         inner = torch.zeros_like(whiten.inverse)
         add_gram(inner, (whiten.inverse / whiten.scale).T)
@@ -496,12 +496,12 @@ class FittedPrimal(FittedCurvature):
 
 
 def factored(curvature: Tensor, prescale: Tensor, ridge: float, rows: TrainingRows) -> Whitening:
-    """The factored inverse of F_lam, from the curvature of prescaled features; by QR of the rows if digits are few."""
+    """The factored inverse of F_lam, from the curvature of prescaled features, or by QR of the rows for accuracy."""
     penalty = ridge / prescale.square()
     diagonal = curvature.diagonal() + penalty
     eps = torch.finfo(curvature.dtype).eps * len(diagonal)
     sizes = diagonal.clamp_min(0.0).sqrt() * prescale
-    empty = sizes <= (0.0 if ridge > 0 else eps * sizes.max())  # gradients that small are rounding of the others
+    empty = sizes <= (0.0 if ridge > 0 else eps * sizes.max())  # gradients this small are rounding errors of the others
     if bool(empty.any()):
         raise singular(ridge, int(empty.sum()), len(diagonal))
     inner = diagonal.sqrt()
@@ -509,18 +509,18 @@ def factored(curvature: Tensor, prescale: Tensor, ridge: float, rows: TrainingRo
     matrix.diagonal().add_(penalty / diagonal)
     factor, info = torch.linalg.cholesky_ex(matrix)
     null = len(inner) - int(info) + 1 if int(info) else 0
-    tiny = eps**0.5  # a Gram matrix squares the pivots' rounding
+    tiny = eps**0.5  # a Gram matrix squares the rounding of the pivots
     if rows.in_memory and len(inner) <= QR_SIZE and (null or inverse_norm(factor) > CONDITION):
         factor, null = factor_by_qr(rows, prescale * inner, ridge), 0
-        tiny = eps if ridge > 0 else 100 * eps  # without a ridge the rounding of the gradients counts too
+        tiny = eps if ridge > 0 else 100 * eps  # without a ridge, rounding of the gradients matters too
     pivots = factor.diagonal().abs()
     null = null or int((pivots <= tiny * pivots.max()).sum())
     inverse = solve_lower(factor, torch.eye(len(pivots), dtype=factor.dtype, device=factor.device))
-    if ridge == 0 and not null:  # pivots may all be larger than the smallest singular value
+    if ridge == 0 and not null:  # all pivots may exceed the smallest singular value
         null = int(not float(inverse.norm()) * tiny * float(pivots.max()) < 1)
     if null:
         used, more = next(iter(rows.problem.selection.parameters.values())).dtype, ""
-        if ridge > 0 and used != torch.float64:  # with a ridge only rounding makes a curvature singular
+        if ridge > 0 and used != torch.float64:  # with a ridge, only rounding can make it singular
             more = (
                 " With a ridge above zero it is rounding that hides them: gradients are in "
                 f"{str(used).removeprefix('torch.')} here, and `model.double()` (with inputs to match) has the digits "
@@ -531,7 +531,7 @@ def factored(curvature: Tensor, prescale: Tensor, ridge: float, rows: TrainingRo
 
 
 def factor_by_qr(rows: TrainingRows, scale: Tensor, ridge: float) -> Tensor:
-    """The triangle C of D^-1 F_lam D^-1 = C C^T from the rows themselves, with the penalty as more rows."""
+    """The triangle C of D^-1 F_lam D^-1 = C C^T from the rows themselves, with the penalty as extra rows."""
     problem, roots = rows.problem, rows.problem.hessian_roots
     each = problem.k if roots is None else roots.shape[2]
     mine = problem.local_rows
@@ -543,7 +543,7 @@ def factor_by_qr(rows: TrainingRows, scale: Tensor, ridge: float) -> Tensor:
         stacked[(where.start - mine.start) * each : (where.stop - mine.start) * each] = part.reshape(-1, len(scale))
     if problem.n * each + penalty < len(scale):
         raise singular(ridge, len(scale) - problem.n * each - penalty, len(scale))
-    if not problem.passes.process_group.alone:  # triangles of all processes' rows
+    if not problem.passes.process_group.alone:  # stack the triangles of all processes
         triangle = torch.linalg.qr(stacked[:numbers], mode="r").R
         found = problem.passes.process_group.all_gather(triangle, "curvature", stacked.device)
         stacked, numbers = torch.cat([found, found.new_zeros(penalty, found.shape[1])]), len(found)
@@ -581,7 +581,7 @@ class PrimalSandwich(Sandwich):
 
 
 def algebra_stages(sizes: ProblemSizes, r: int, rows: float, chunk: float) -> dict[str, float]:
-    """Stages of the algebra on r features, of which `rows` bytes stay in memory, and `chunk` bytes pass."""
+    """Bytes in each stage of the algebra on r features: `rows` bytes stay in memory, `chunk` bytes are transient."""
     square = float(r) ** 2 * sizes.item
     tall = (sizes.n * (sizes.q or sizes.k) + r) * float(r) * sizes.item
     factor = 2.6 * tall + 3.0 * square if rows and r <= QR_SIZE else 6.0 * square
@@ -593,12 +593,12 @@ def algebra_stages(sizes: ProblemSizes, r: int, rows: float, chunk: float) -> di
 
 
 def algebra_operations(sizes: ProblemSizes, r: int) -> float:
-    """Operations of the algebra on r features, beside the rows."""
-    tall = 1.2 * sizes.numbers * float(r) ** 2  # a product of which half is known
-    known = bool(sizes.q) or sizes.k == 1  # the meat of Ho, from the curvature
+    """Operations of the algebra on r features, without computing the rows."""
+    tall = 1.2 * sizes.numbers * float(r) ** 2  # a symmetric product
+    known = bool(sizes.q) or sizes.k == 1  # the meat of Ho follows from the curvature
     return tall * (2.0 + 6.0 / sizes.k + (0.0 if known else 2.0)) + 4.0 * float(r) ** 3
 
 
 def rows_in_cache(rows: float, limit: float) -> bool:
-    """Whether rows of the training set stay in memory."""
+    """Whether the rows of the training set stay in memory."""
     return rows <= CACHE_SHARE * max(limit, 0.0)

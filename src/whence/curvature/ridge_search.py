@@ -1,9 +1,9 @@
-"""The ridge where none is given, and the ridge by leave-one-out for losses other than squared error.
+"""The default ridge, and the ridge by leave-one-out for losses other than squared error.
 
-By leave-one-out: at each ridge the linearized model, f + J dw with the loss as it is, is fitted to its own optimum: for
-losses with a curvature that moves with the outputs, one Newton step from the network's weights says little about other
-ridges. There every example (or position, or group: whatever the fit leaves out) is left out in one step,
-u_i = (I - L_i Q_i)^-1 r_i as everywhere else, and its loss at the outputs without it, f_i - Q_i u_i, is summed up.
+By leave-one-out: at each ridge the linearized model, f + J dw with its own loss, is fitted to its optimum. If the
+loss's curvature changes with the outputs, one Newton step from the network's weights says little about other ridges.
+At the optimum every example (or position, or group, as the fit leaves out) is left out in one step,
+u_i = (I - L_i Q_i)^-1 r_i as everywhere else, and its loss at the outputs without it, f_i - Q_i u_i, is summed.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.linalg import add_gram, eigenvectors
 
-LOWEST, HIGHEST = -8.0, 0.5  # powers of ten of the trace of the curvature between which ridges are tried
-FINE = (0.5, 0.25)  # distances from the best ridge, in powers of ten, at which its neighbours are tried at last
-WORSE = 2  # ridges in a row that are worse than the best, after which no others are tried in that direction
-COORDINATES = 1024  # most directions of the weights along which ridges are compared
-STEPS, CLOSE = 60, 1e-3  # most Newton steps for a ridge, and how little outputs move in the last
-NODES = 32  # of the integral that the change of a loss is
-WEIGHT_DECAY = 0.01  # assumed where no ridge is given; how near it comes: `benchmarks/ridge_default.py`
+LOWEST, HIGHEST = -8.0, 0.5  # range of ridges: powers of ten times the trace of the curvature
+FINE = (0.5, 0.25)  # last distances tried around the best ridge, in powers of ten
+WORSE = 2  # after this many ridges in a row worse than the best, stop in that direction
+COORDINATES = 1024  # most directions of the weights used to compare ridges
+STEPS, CLOSE = 60, 1e-3  # most Newton steps for a ridge; the change of outputs at which they stop
+NODES = 32  # quadrature nodes for the change of a loss
+WEIGHT_DECAY = 0.01  # assumed if no ridge is given; its accuracy: `benchmarks/ridge_default.py`
 
 
 def default_ridge(problem: Linearization) -> tuple[float, str]:
-    """The ridge of a weight decay of 0.01 of the mean loss, or that of trees; and in words where it came from.
+    """The ridge of a weight decay of 0.01 of the mean loss, or the trees' own; and where it came from, in words.
 
-    The mean runs over examples or positions by their weights, and over outputs where the loss does not tie them to each
-    other. The decay is that of squared error with targets of variance one: in other units the ridge goes with them.
+    The mean runs over examples or positions by their weights, and over outputs if the loss treats them independently.
+    The decay is for squared error with targets of variance one; in other units the ridge scales with the variance.
     """
     model = problem.network.model
     if isinstance(model, LeafSum) and model.own_ridge is not None:
@@ -60,7 +60,7 @@ def default_ridge(problem: Linearization) -> tuple[float, str]:
 
 
 def _target_variance(problem: Linearization, n: float) -> tuple[str, float]:
-    """Mean over outputs; where only mixtures of the outputs are known, the mean square, which they give on average."""
+    """Mean variance over outputs; if only mixtures of outputs are known, the mean square, which they estimate."""
     if problem.gram is not None:  # S^T (f + r / w)
         mixed = (problem.outputs + problem.unweighted(problem.gram[:, :, -1]))[:, :-1].double()
         return "mean square", float(mixed.square().sum()) / n / problem.width
@@ -82,7 +82,7 @@ def fit_at_best(structure: Structure, problem: Linearization, meat_roots: MeatRo
 
 
 def check(structure: Structure, problem: Linearization) -> None:
-    """Raise where leave-one-out losses cannot be had."""
+    """Raise if leave-one-out losses cannot be computed."""
     instead = "or use whence.ridge_from_weight_decay"
     if structure.policy != "exact" or (isinstance(structure, Exact) and structure.road == "matrix_free"):
         raise InputError(
@@ -102,7 +102,7 @@ def check(structure: Structure, problem: Linearization) -> None:
 
 
 def path_of(fitted: FittedCurvature, problem: Linearization) -> RidgePath:
-    """Leave-one-out losses over ridges, coarse and then finer around the best; sorted."""
+    """Leave-one-out losses over ridges, first coarse, then finer around the best; sorted by ridge."""
     model = Linear.of(fitted, problem)
     trace = float(torch.einsum("nkp,nkj,njp->", model.rows, model.curvatures(model.start), model.rows))
     if trace <= 0:
@@ -131,7 +131,7 @@ def path_of(fitted: FittedCurvature, problem: Linearization) -> RidgePath:
 
 
 def _powers(tried: Mapping[float, float], start: float) -> Iterator[float]:
-    """Powers of ten to try, given the losses so far: decades downhill from a start, then nearer and nearer to the best.
+    """Powers of ten to try, given the losses so far: decades downhill from a start, then closer to the best.
 
     Examples:
         >>> tried = {}
@@ -161,11 +161,11 @@ class Linear:
 
     problem: Linearization  # training examples
     rows: Tensor  # (n, k, r) features
-    start: Tensor  # (r,) the network's weights along them
+    start: Tensor  # (r,) the network's weights along the features
 
     @classmethod
     def of(cls, fitted: FittedCurvature, problem: Linearization) -> Linear:
-        """All rows at once, along no more directions than they span, and along those in which outputs vary most."""
+        """All rows at once, along the directions that they span and in which outputs vary most."""
         assert isinstance(fitted, FittedPrimal | FittedDual)
         n, k, r = problem.n, problem.k, fitted.features.size
         need, what = 4.0 * n * k * min(r, n * k) * problem.outputs.element_size(), "leave-one-out losses over ridges"
@@ -184,11 +184,11 @@ class Linear:
         return cls(problem, fewer.reshape(n, k, -1), start)
 
     def change(self, weights: Tensor) -> Tensor:
-        """(n, k) how far outputs are from the network's."""
+        """(n, k) change of the outputs from the network's."""
         return self.rows @ (weights - self.start)
 
     def curvatures(self, weights: Tensor) -> Tensor:
-        """(n, k, k) Hessian of the loss in the outputs: minus the slope of the residuals."""
+        """(n, k, k) Hessian of the loss in the outputs: minus the derivative of the residuals."""
         with torch.enable_grad():
             change = self.change(weights).detach().requires_grad_(True)
             found = self.problem.residuals_after(change)
@@ -197,7 +197,7 @@ class Linear:
         return (slope + slope.transpose(1, 2)) / 2
 
     def growth(self, change: Tensor) -> Tensor:
-        """(n,) by how much the loss of each example is above that of the network: minus the integral of residuals."""
+        """(n,) loss of each example minus the network's: minus the integral of the residuals."""
         change = change.double()
         nodes, weights = numpy.polynomial.legendre.leggauss(NODES)
         total = torch.zeros_like(change[:, 0])
@@ -206,13 +206,13 @@ class Linear:
         return total
 
     def objective(self, weights: Tensor, ridge: float) -> float:
-        """Loss and penalty."""
+        """Loss plus penalty."""
         return float(self.growth(self.change(weights)).sum() + 0.5 * ridge * weights @ weights)
 
     def left_out_loss(self, weights: Tensor, ridge: float) -> tuple[Tensor, float]:
-        """The optimum (r,) for a ridge, from weights near it, and the mean leave-one-out loss there.
+        """The optimum (r,) for a ridge, starting from weights near it, and the mean leave-one-out loss there.
 
-        For a ridge so small that the damped curvature has no Cholesky factor, the given weights and an infinite loss.
+        If the ridge is too small for a Cholesky factor of the damped curvature: the given weights and an infinite loss.
         """
         start = weights
         try:
@@ -224,7 +224,7 @@ class Linear:
                 here, part = self.objective(weights, ridge), 1.0
                 while self.objective(weights + part * step, ridge) > here and part > 1e-6:
                     part /= 2
-                if part <= 1e-6:  # nothing but rounding is left
+                if part <= 1e-6:  # only rounding error is left
                     break
                 weights = weights + part * step
                 inner, factor, step = self._newton(weights, ridge)
@@ -237,9 +237,9 @@ class Linear:
         return weights, loss if math.isfinite(loss) else math.inf
 
     def _moved(self, white: Tensor, inner: Tensor, residuals: Tensor) -> Tensor:
-        """(n, k) Q u with u = (I - L Q)^-1 r, by how much outputs lie below the network's once they are left out.
+        """(n, k) Q u with u = (I - L Q)^-1 r: how far outputs drop when their own example is left out.
 
-        From whitened rows y (n, k, r) with Q = y y^T, L (n, k, k) and residuals r (n, k).
+        Computed from whitened rows y (n, k, r) with Q = y y^T, L (n, k, k) and residuals r (n, k).
         """
         folds = self.problem.folds
         if folds.groups is None:
@@ -254,9 +254,9 @@ class Linear:
         return found
 
     def _newton(self, weights: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Hessians of the loss, the factor of the curvature, and the step (r,) to the optimum of a quadratic model."""
+        """Hessians of the loss, the factor of the curvature, and the Newton step (r,)."""
         inner = self.curvatures(weights)
-        values, vectors = torch.linalg.eigh(inner)  # for a product of which half is known
+        values, vectors = torch.linalg.eigh(inner)  # roots, so that the product is symmetric
         roots = (vectors * values.clamp_min(0.0).sqrt().unsqueeze(1)).mT
         curvature = self.rows.new_zeros(self.rows.shape[2], self.rows.shape[2])
         add_gram(curvature, (roots @ self.rows).flatten(0, 1))

@@ -34,37 +34,37 @@ from whence.jacobian.gradients import (
     promoted,
 )
 
-CACHE_NUMBERS = 2**17  # fit into the cache of a CPU core with room to spare: Gram matrices take a third of the time
-ROW_NUMBERS = 2**23  # of rows that are multiplied at once, in a fourth of a GPU's cache
+CACHE_NUMBERS = 2**17  # fit well into the cache of a CPU core: Gram matrices take a third of the time
+ROW_NUMBERS = 2**23  # numbers in rows multiplied at once: a fourth of a GPU's cache
 GROUP_ROWS = 128  # fill the tensor units of a GPU
-MOST_COTANGENTS = 32  # whose products with one another are summed by a kernel of their own
-CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}  # entries of gradient matrices that are formed at once
-LARGEST_COMPLEMENT = 4608  # inputs or outputs of a layer whose directions outside a basis are worked out
-ALIGNED = 8  # a GPU's tensor units take rows of multiples of so many numbers: others take three times as long
+MOST_COTANGENTS = 32  # largest number of cotangents for the fused Gram kernel
+CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}  # entries of gradient matrices formed at once
+LARGEST_COMPLEMENT = 4608  # largest side for which directions outside a basis are computed
+ALIGNED = 8  # a GPU's tensor units need rows of multiples of this: others take three times as long
 
 
 def mix(g: Tensor, weights: Tensor) -> Tensor:
-    """Gradients (n, c, ...) combined by weights (n, c, q): (n, q, ...)."""
+    """Combine gradients (n, c, ...) with weights (n, c, q): (n, q, ...)."""
     transposed = is_transposed_in_memory(g)
     lying = g.transpose(-1, -2) if transposed else g
     count, kernels = weights.shape[2], fused_kernels(g)
     if kernels is not None and count <= kernels.MOST_WEIGHTS and lying[0, 0].is_contiguous():
         found: Tensor = kernels.mixtures(lying.flatten(2), weights).unflatten(2, lying.shape[2:])
         return found.transpose(-1, -2) if transposed else found
-    if g.shape[1] <= 2:  # a product of so few terms would take longer
+    if g.shape[1] <= 2:  # a matrix product would take longer
         parts = weights.reshape(*weights.shape, *[1] * (g.dim() - 2)).unbind(1)  # (n, q, ...)
         first = g[:, :1] * parts[0]
         return first if g.shape[1] == 1 else first.addcmul_(g[:, 1:], parts[1])
-    if g.dtype in HALVES and g.is_cuda:  # whose tensor units take rows of eight
+    if g.dtype in HALVES and g.is_cuda:  # tensor units need multiples of eight
         rows = pad(weights, (0, -count % 8)).transpose(1, 2)
     else:
-        rows = weights.transpose(1, 2).contiguous()  # as it lies a GPU takes twice as long
+        rows = weights.transpose(1, 2).contiguous()  # without the copy a GPU takes twice as long
     mixed: Tensor = (rows @ lying.flatten(2))[:, :count].unflatten(2, lying.shape[2:])
     return mixed.transpose(-1, -2) if transposed else mixed
 
 
 def inner_products(g: Tensor, moved: Tensor) -> Tensor:
-    """(n, c) inner products of gradients (n, c, e, t, o) with one of each example, (n, e, t, o)."""
+    """(n, c) inner products of gradients (n, c, e, t, o) with one vector for each example, (n, e, t, o)."""
     if is_transposed_in_memory(g):
         g, moved = g.transpose(3, 4), moved.transpose(2, 3)
     kernels = fused_kernels(g)
@@ -72,7 +72,7 @@ def inner_products(g: Tensor, moved: Tensor) -> Tensor:
         found: Tensor = kernels.inner_products(g.flatten(2), moved.flatten(1))
         return found
     rows, column = g.flatten(2), moved.flatten(1).unsqueeze(2)
-    if g.dtype == torch.bfloat16:  # a GPU takes three times as long to give single precision here
+    if g.dtype == torch.bfloat16:  # single precision would take a GPU three times as long here
         return (rows @ column).squeeze(2).float()
     return product(rows, column).squeeze(2)
 
@@ -80,7 +80,7 @@ def inner_products(g: Tensor, moved: Tensor) -> Tensor:
 def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tensor:
     """V diag(scale) V^T for values (n, c, p) and scales (w, n or 1, 1, p): (w, n, c, c).
 
-    Where no scale is negative, a GPU reads one tensor in place of two.
+    If no scale is negative, a GPU reads one tensor instead of two.
     """
     n, c, p = values.shape
     half = values.dtype == torch.bfloat16
@@ -103,10 +103,10 @@ def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tens
 
 
 def _times_rows(values: Tensor, row: Tensor) -> Tensor:
-    """Values (n, c, p) times a row (1, 1, p) for all, or one for each example (n, 1, p).
+    """Values (n, c, p) times one row (1, 1, p), or one row for each example (n, 1, p).
 
-    A GPU reads and writes numbers of two bytes three times as fast where both factors have one shape: some rows that
-    stay in its cache.
+    A GPU handles two-byte numbers three times as fast if both factors have the same shape, so the row is repeated to a
+    size that stays in its cache.
     """
     if len(row) > 1 or values.dtype != torch.bfloat16 or not values.is_contiguous():
         return values * row
@@ -121,8 +121,8 @@ def _times_rows(values: Tensor, row: Tensor) -> Tensor:
 def _grouped_products(left: Tensor, right: Tensor) -> Tensor:
     """L R^T for both (n, c, p) on a GPU: (n, c, c).
 
-    Products of c x p matrices are too small for its tensor units, so several examples share one product, of which only
-    the blocks on the diagonal are kept.
+    Products of c x p matrices are too small for its tensor units. Several examples therefore share one product, and
+    only its diagonal blocks are kept.
     """
     n, c, p = left.shape
     together = max(1, min(n, GROUP_ROWS // c))
@@ -153,11 +153,11 @@ class Factored:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the gradients."""
+        """Dtype of the gradients."""
         return self.g.dtype
 
     def squares(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or (q, 1, c) of all: (q, e, o, i)."""
+        """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, e, o, i)."""
         outer, inner, count = self.g.square(), self.a.square(), self.g.shape[1]
         if weights.shape[1] == 1 and count <= len(weights):  # whichever takes fewer products
             return torch.einsum("qc,ceoi->qeoi", weights.squeeze(1), self._crossed(outer, inner))
@@ -174,9 +174,9 @@ class Factored:
         return scaled_grams(self.g.reshape(n, c, e * o), scale.reshape(len(weights), n, 1, e * o), positive)
 
     def variances(self, weights: Tensor) -> Tensor:
-        """The diagonals of `grams` alone: (w, n, c)."""
+        """Only the diagonals of `grams`: (w, n, c)."""
         inner, outer = self.a.square(), self.g.square()
-        if outer.shape[1:3] == (1, 1):  # as one product for all examples, and over the longer vector first
+        if outer.shape[1:3] == (1, 1):  # one product for all examples, over the longer vector first
             rows, columns, matrices = outer.flatten(1), inner.flatten(1), weights.squeeze(1)
             if columns.shape[1] < rows.shape[1]:
                 rows, columns, matrices = columns, rows, matrices.transpose(1, 2)
@@ -210,7 +210,7 @@ class Factored:
         if e > 1:
             return torch.einsum("nqeo,nei->qeoi", outer, inner)
         left, right = outer.reshape(n, q * o), inner.squeeze(1)
-        # up to 7 times as fast with the shorter rows on the left
+        # up to 7 times as fast with the shorter rows first
         found = (right.T @ left).T if right.shape[1] < left.shape[1] else left.T @ right
         return found.reshape(q, 1, o, -1)
 
@@ -219,7 +219,7 @@ class Factored:
 class Full:
     """The gradients themselves, flattened."""
 
-    values: Tensor  # (n, c, p), p with the padding
+    values: Tensor  # (n, c, p), where p includes the padding
     shape: tuple[int, ...]  # of the block's matrix
     padding: int = 0  # zeros after every row of the matrix
 
@@ -230,7 +230,7 @@ class Full:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of sums of the gradients."""
+        """Dtype of sums of the gradients."""
         return torch.float32 if self.values.dtype == torch.bfloat16 else self.values.dtype
 
     def matrices(self) -> Tensor:
@@ -238,7 +238,7 @@ class Full:
         return raised(self._trimmed(self.values))
 
     def squares(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or (q, 1, c) of all: (q, *shape)."""
+        """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, *shape)."""
         values, shared = self.values, weights.shape[1] == 1
         if shared and (values.is_cuda or self.dtype != values.dtype):  # reads the gradients once, writes no squares
             squares = torch.linalg.vector_norm(values, dim=0, dtype=self.dtype).square()  # (c, p)
@@ -253,7 +253,7 @@ class Full:
         return scaled_grams(self.values, self._padded(weights).reshape(len(weights), 1, 1, -1), positive)
 
     def variances(self, weights: Tensor) -> Tensor:
-        """The diagonals of `grams` alone, reading the gradients once: (w, n, c)."""
+        """Only the diagonals of `grams`, reading the gradients once: (w, n, c)."""
         n, c, p = self.values.shape
         columns = self._padded(weights).reshape(len(weights), p).to(self.values.dtype)
         kernels = fused_kernels(self.values) if self.values.dtype == torch.bfloat16 else None
@@ -285,13 +285,13 @@ class Full:
         return rows[..., : self.shape[-1]]
 
     def _padded(self, matrices: Tensor) -> Tensor:
-        """(..., *shape) with zeros where the gradients have them."""
+        """(..., *shape), padded with zeros as the gradients are."""
         return pad(matrices, (0, self.padding)) if self.padding else matrices
 
 
 @dataclass(frozen=True)
 class Sparse:
-    """Few rows of a large matrix, each pair of example and row once."""
+    """A few rows of a large matrix, with each (example, row) pair once."""
 
     rows: Tensor  # (u,)
     of: Tensor  # (u,) the examples they belong to
@@ -301,11 +301,11 @@ class Sparse:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the gradients."""
+        """Dtype of the gradients."""
         return self.values.dtype
 
     def squares(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or (q, 1, c) of all: (q, V, d)."""
+        """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, V, d)."""
         each = weights.transpose(0, 1)
         each = each if len(each) == 1 else each[self.of]
         return self._by_row(each @ self.values.square()).transpose(0, 1)
@@ -316,7 +316,7 @@ class Sparse:
         return self._by_example((scaled @ self.values.transpose(1, 2)).transpose(0, 1)).transpose(0, 1)
 
     def variances(self, weights: Tensor) -> Tensor:
-        """The diagonals of `grams` alone: (w, n, c)."""
+        """Only the diagonals of `grams`: (w, n, c)."""
         squares = torch.einsum("ucd,wud->ucw", self.values.square(), weights[:, self.rows])
         return self._by_example(squares).permute(2, 0, 1)
 
@@ -357,13 +357,13 @@ Rotated: TypeAlias = Factored | Full | Sparse
 class Basis:
     """A basis U = U_out (x) U_in of one block; `None` stands for the identity.
 
-    A basis may have fewer columns than rows: then it spans a part of the block's space, and what lies outside is
-    known by its squared length only.
+    A basis may have fewer columns than rows. Then it spans a part of the block's space, and only the squared length of
+    the rest, outside, is known.
     """
 
     block: Block
-    inputs: Tensor | None = None  # (e, i, i) of kronecker blocks, (i, i) of others; columns are the coordinates
-    outputs: Tensor | None = None  # (e, o, o) of kronecker blocks
+    inputs: Tensor | None = None  # (e, i, i) for kronecker blocks, (i, i) for others; columns are the directions
+    outputs: Tensor | None = None  # (e, o, o) for kronecker blocks
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -376,7 +376,7 @@ class Basis:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What there is of it."""
+        """The matrices that are not the identity."""
         return [one for one in (self.inputs, self.outputs) if one is not None]
 
     @cached_property
@@ -386,12 +386,12 @@ class Basis:
 
     @cached_property
     def complement(self) -> Tensor | None:
-        """Orthonormal output directions (o, o - y) that a basis of one group does not span; `None` if it takes long."""
+        """Orthonormal output directions (o, o - y) outside a basis of one group; `None` if they take too long."""
         return _complement(self.outputs) if self.outside else None
 
     @cached_property
     def every_input(self) -> Tensor | None:
-        """(1, i, i) the input directions of the basis, followed by those that it does not span."""
+        """(1, i, i) input directions of the basis, followed by those outside it."""
         rest = _complement(self.inputs) if self.outside else None
         return None if self.inputs is None or rest is None else torch.cat([self.inputs, rest.unsqueeze(0)], 2)
 
@@ -402,25 +402,25 @@ class Basis:
         return Basis(self.block, self.inputs[:, :, columns].contiguous(), self.outputs[:, :, rows].contiguous())
 
     def into(self, matrix: Tensor) -> Tensor:
-        """Coordinates U^T v of something shaped (..., *block.matrix_shape)."""
+        """Coordinates U^T v of matrices (..., *block.matrix_shape)."""
         moved = matrix if self.outputs is None else self.outputs.transpose(-1, -2) @ matrix
         return moved if self.inputs is None else moved @ self.inputs
 
     def out_of(self, matrix: Tensor) -> Tensor:
-        """Back from coordinates: U c."""
+        """U c: from coordinates back to matrices."""
         moved = matrix if self.outputs is None else self.outputs @ matrix
         return moved if self.inputs is None else moved @ self.inputs.transpose(-1, -2)
 
     def solve(self, damped: DiagonalMoments, matrices: Tensor) -> Tensor:
-        """F_lam^-1 v of something shaped (..., *block.matrix_shape), for s + lambda in this basis."""
+        """F_lam^-1 v for matrices (..., *block.matrix_shape), given s + lambda in this basis."""
         basis, weights = self.to(matrices.dtype), 1.0 / damped.inside
         if not self.outside:
             return basis.out_of(basis.into(matrices) * weights.to(matrices.dtype))
-        rest = 1.0 / damped.outside  # inside too, and less of it there: nothing as large in between
+        rest = 1.0 / damped.outside  # applied everywhere and subtracted inside: needs no second matrix
         return basis.out_of(basis.into(matrices) * (weights - rest).to(matrices.dtype)).add_(matrices, alpha=rest)
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Basis:
-        """The same basis in another precision, perhaps elsewhere."""
+        """The same basis in another precision, optionally on another device."""
         parts = [None if part is None else part.to(device=device, dtype=dtype) for part in (self.inputs, self.outputs)]
         return Basis(self.block, *parts)
 
@@ -433,16 +433,16 @@ class DiagonalMoments:
     outside: float  # mean over the directions that the basis does not span; zero if it spans all
 
     def times(self, factor: float) -> DiagonalMoments:
-        """All of them times a factor."""
+        """Multiply by a factor."""
         return DiagonalMoments(factor * self.inside, factor * self.outside)
 
     def damped(self, ridge: float) -> DiagonalMoments:
-        """With a ridge added; one outside, where it would be zero, to divide by."""
+        """Add a ridge; outside, a zero becomes one, to allow division."""
         return DiagonalMoments(self.inside + ridge, self.outside + ridge or 1.0)
 
 
 def _complement(columns: Tensor | None) -> Tensor | None:
-    """Orthonormal directions (i, i - r) at right angles to columns (1, i, r), if there are any and they are few."""
+    """Orthonormal directions (i, i - r) orthogonal to columns (1, i, r), if there are any and i is not too large."""
     if columns is None or columns.dim() != 3 or len(columns) > 1 or columns.shape[1] == columns.shape[2]:
         return None
     if columns.shape[1] > LARGEST_COMPLEMENT:
@@ -452,20 +452,20 @@ def _complement(columns: Tensor | None) -> Tensor | None:
 
 
 def raised(values: Tensor) -> Tensor:
-    """Half precision to float32; squares of bfloat16 would keep two digits."""
+    """Convert half precision to float32; squares in bfloat16 would keep only two digits."""
     return values.float() if values.dtype in HALVES else values
 
 
 def halved(values: Tensor) -> Tensor:
-    """Half precision as it is where a GPU's products are in single precision; else raised."""
+    """Keep half precision on a GPU, whose products are in single precision; else convert it to float32."""
     return values if values.is_cuda else raised(values)
 
 
 def outer(a: Tensor, g: Tensor, single: bool = False) -> Tensor:
-    """sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o) to (n, c, e, o, i), as one batched product an example.
+    """sum_t g_t a_t^T for a (n, e, t, i) and g (n, c, e, t, o): (n, c, e, o, i), one batched product for each example.
 
-    On a GPU, where gradients would have to be transposed for that, it is one for each cotangent. Of float16 it comes in
-    single precision, of bfloat16 in the same, unless `single`.
+    If a GPU would have to transpose the gradients for that, there is one product for each cotangent. float16 gives
+    float32; bfloat16 gives bfloat16, or float32 if `single`.
     """
     n, c, e, t, o = g.shape
     half, transposed = g.dtype in HALVES, is_transposed_in_memory(g)
@@ -483,18 +483,18 @@ def outer(a: Tensor, g: Tensor, single: bool = False) -> Tensor:
     return matrices.reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
 
 
-BY_OUTPUT, BY_POSITION = (0, 2, 1, 4, 3), (0, 2, 3, 1, 4)  # axes of gradients (n, c, e, t, o), as products want them
+BY_OUTPUT, BY_POSITION = (0, 2, 1, 4, 3), (0, 2, 3, 1, 4)  # orders of the axes (n, c, e, t, o) for products
 
 
 def in_bfloat16(g: Tensor) -> Tensor:
-    """Gradients (n, c, e, t, o) in bfloat16; those of images in the order that `outer` takes, by the same copy."""
+    """Gradients (n, c, e, t, o) in bfloat16; those of images in the order that `outer` needs, by the same copy."""
     if not is_transposed_in_memory(g):
         return g.bfloat16()
     return g.permute(BY_OUTPUT).to(torch.bfloat16, memory_format=torch.contiguous_format).permute(BY_OUTPUT)
 
 
 def project_by_example(g: Factor, columns: Tensor) -> Tensor:
-    """Gradients (n, c, e, t, o) along columns (e, o, y), in half precision in the order that `outer` takes."""
+    """Gradients (n, c, e, t, o) along columns (e, o, y), in half precision in the memory order that `outer` needs."""
     values = g.tensor()
     n, c, _, t, _ = values.shape
     lies = cotangents_first(values) and (t % ALIGNED == 0 or is_transposed_in_memory(values))
@@ -507,15 +507,15 @@ def project_by_example(g: Factor, columns: Tensor) -> Tensor:
 
 
 def held_in_bfloat16(factor: Factor) -> bool:
-    """Whether a factor is a tensor in bfloat16, and not unfolded from one."""
+    """Whether a factor is stored as a bfloat16 tensor, not unfolded from one."""
     parts = factor.parts if isinstance(factor, Concatenated) else (factor,)
     return all(isinstance(part, Whole) and part.values.dtype == torch.bfloat16 for part in parts)
 
 
 def project_in_float16(factor: Factor, basis: Tensor) -> Tensor:
-    """`project` of bfloat16 as float16, which has three digits more, over a power of two, as it has less room.
+    """`project` bfloat16 in float16, which has three more digits, after division by a power of two to fit its range.
 
-    It takes a GPU half the time of TF32, with as many digits; the result is in bfloat16.
+    This takes a GPU half the time of TF32, with as many digits. The result is in bfloat16.
     """
     values = factor.tensor()
     largest = torch.linalg.vector_norm(values, math.inf).double()
@@ -530,18 +530,18 @@ def project_in_float16(factor: Factor, basis: Tensor) -> Tensor:
 
 
 def products_are_rounded(device: torch.device) -> bool:
-    """Whether single-precision products lose all but three digits here, as TF32 on a GPU does."""
+    """Whether single-precision products keep only three digits here, as with TF32 on a GPU."""
     return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
 
 
 def outside_of(
     tangent: Tangent, basis: Basis, inputs: Tensor | None = None, left: Tensor | None = None
 ) -> list[Tangent]:
-    """Tangents whose squared lengths add up to what of a gradient G lies outside a basis.
+    """Tangents whose squared lengths add up to the squared length of a gradient G outside a basis.
 
-    G - P G Q = G (I - Q) + (I - P) G Q, two parts at right angles. The difference of the squared lengths of G and P G Q
-    is the same and cheaper, but nothing but rounding where the basis holds nearly all of G and products are coarse.
-    The inputs of a Kronecker tangent in the basis, and what is left of them, are taken as given where they are known.
+    G - P G Q = G (I - Q) + (I - P) G Q, two orthogonal parts. The difference of the squared lengths of G and P G Q is
+    the same and cheaper, but with coarse products it is only rounding error if the basis holds nearly all of G. Pass
+    `inputs`, the inputs of a Kronecker tangent in the basis, and `left`, the rest of them, if they are known.
     """
     if not isinstance(tangent, Kronecker):
 
@@ -566,19 +566,19 @@ def outside_of(
 
 
 def _left_over(factor: Factor, columns: Tensor, complement: Tensor | None) -> Tensor:
-    """A factor along what columns (e, i, r) do not span, or less what lies along them."""
+    """A factor along the complement of columns (e, i, r) if given, else minus its projection onto them."""
     if complement is not None:
         return factor.project(complement.unsqueeze(0))
     return factor.tensor() - Whole(factor.project(columns)).project(columns.transpose(-1, -2))
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Parts along the second axis, without a copy of a single one."""
+    """Concatenate along the second axis; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat([*parts], 1)
 
 
 def times(values: Tensor, matrix: Tensor) -> Tensor:
-    """Without a copy of the matrix for every example where it is one for all groups."""
+    """`values @ matrix`, without copying the matrix for every example if there is one group."""
     if values.dtype in HALVES:
         return product(values, matrix.to(values.dtype).expand(*values.shape[:-2], -1, -1))
     if matrix.dim() == 3 and len(matrix) == 1:
@@ -587,10 +587,10 @@ def times(values: Tensor, matrix: Tensor) -> Tensor:
 
 
 def rotated_values(tangent: Dense | Rows, basis: Basis) -> Full | Sparse:
-    """Gradients that are no sums of outer products, in the coordinates of a basis."""
+    """Gradients that are not sums of outer products, in the coordinates of a basis."""
     if isinstance(tangent, Dense):
         values = raised(tangent.values)
-        if basis.inputs is not None:  # as one product, else some are multiplied example by example
+        if basis.inputs is not None:  # as one product, not example by example
             values = (values.flatten(0, 1) @ basis.inputs.to(values.dtype)).unflatten(0, values.shape[:2])
         return Full(values, basis.shape)
     rows, examples, values = tangent.aggregate()
@@ -612,7 +612,7 @@ def energy(tangent: Tangent) -> Tensor:
 
 
 def lengths(tangent: Tangent) -> Tensor:
-    """Squared lengths of the gradients, (n, c): the diagonals of `energy` alone."""
+    """Squared lengths of the gradients, (n, c): only the diagonals of `energy`."""
     if not isinstance(tangent, Kronecker):
         return torch.diagonal(energy(tangent), dim1=1, dim2=2)
     g, moved = _with_inputs(tangent)
@@ -621,13 +621,13 @@ def lengths(tangent: Tangent) -> Tensor:
 
 
 def _with_inputs(tangent: Kronecker) -> tuple[Tensor, Tensor]:
-    """(n, c, e t o) g, and sum_s <a_t, a_s> g_s, whose inner products with it are those of the gradient matrices."""
+    """(n, c, e t o) g, and sum_s <a_t, a_s> g_s; their inner products are those of the gradient matrices."""
     a, g = promoted(tangent.inputs(), tangent.grads())
     if tangent.positions == 1:
         a, g = raised(a), raised(g)
         return g.flatten(2), (g * a.square().sum(-1, keepdim=True).unsqueeze(1)).flatten(2)
     inner = product(a, a.transpose(-1, -2))
-    if g.dtype in HALVES:  # float16 has no room for them
+    if g.dtype in HALVES:  # beyond the range of float16
         inner, g = inner.bfloat16(), g.bfloat16()
     first = cotangents_first(g)
     g, inner = (g.transpose(0, 1), inner) if first else (g, inner.unsqueeze(1))
@@ -641,7 +641,7 @@ def _with_inputs(tangent: Kronecker) -> tuple[Tensor, Tensor]:
 
 
 def total(tangent: Tangent, weights: Tensor) -> Tensor:
-    """The gradients of all examples and cotangents together, weighted by (n, c), shaped as the block's matrix."""
+    """Sum of the gradients of all examples and cotangents with weights (n, c), shaped as the block's matrix."""
     if not isinstance(tangent, Kronecker):
         plain = rotated_values(tangent, Basis(tangent.block))
         return plain.total(weights.to(plain.dtype))
@@ -652,7 +652,7 @@ def total(tangent: Tangent, weights: Tensor) -> Tensor:
 
 
 def scaled(values: Tensor, order: float = 2.0) -> tuple[Tensor, Tensor]:
-    """Values in units of their length, or of the largest, and this unit: float16 has no room for small numbers."""
+    """Values divided by their norm, and the norm: small numbers underflow in float16."""
     size: Tensor = torch.linalg.vector_norm(values, order)
     return values / torch.where(size > 0, size, 1.0), size
 
@@ -667,7 +667,7 @@ def along(tangent: Tangent, direction: Tensor) -> Tensor:
 
 
 def with_grads(tangent: Tangent, change: Callable[[Tensor], Tensor]) -> Tangent:
-    """The gradients after a change of what depends on the cotangent, (n, c, ...)."""
+    """The gradients after a change to the part (n, c, ...) that depends on the cotangent."""
     if isinstance(tangent, Kronecker):
         return Kronecker(tangent.block, tangent.a, Whole(change(tangent.grads())))
     if isinstance(tangent, Rows):
@@ -698,11 +698,11 @@ def some_cotangents(tangent: Tangent, some: slice) -> Tangent:
 class BasisView:
     """Gradients in the coordinates of a basis, by the cheapest order of contractions.
 
-    A Kronecker tangent seen at one position stays factored; else the matrices are formed in chunks, before or after the
-    rotation, whichever takes fewer products. Factors are rotated once, however often the gradients are asked for. Where
-    products are rounded, what lies outside the basis is measured for itself, not as a difference of squared lengths; it
-    is not asked for unless `measured`. Matrices will be asked for `reads` times. A `coarse` view forms matrices in
-    bfloat16 after the rotation, where rounding moves nothing from one coordinate to another.
+    A Kronecker tangent seen at one position stays factored. Otherwise the matrices are formed in chunks, before or
+    after the rotation, whichever takes fewer products. Factors are rotated only once. `reads` says how often matrices
+    will be requested. Where products are rounded, the part outside the basis is measured directly, not as a difference
+    of squared lengths; it is never requested unless `measured`. A `coarse` view forms matrices in bfloat16 after the
+    rotation, where rounding moves nothing from one coordinate to another.
     """
 
     def __init__(
@@ -722,8 +722,8 @@ class BasisView:
         self._tangent: Tangent | None = _computed(tangent, coarse) if basis.outside and measured else tangent
         self._held: Rotated | None = None
         self._measures = bool(basis.outside) and measured and rounded
-        self._inputs: Tensor | None = None  # of the layer in the basis, before they are rounded to bfloat16
-        self._left: Tensor | None = None  # of the layer's inputs, along the directions that the basis does not span
+        self._inputs: Tensor | None = None  # layer inputs in the basis, before rounding to bfloat16
+        self._left: Tensor | None = None  # layer inputs along directions outside the basis
         self._factors: tuple[Tensor, Tensor] | None = None
         self._energy: Tensor | None = None
 
@@ -759,17 +759,17 @@ class BasisView:
         return torch.cat([rotated.gather(index) for _, rotated in self.chunks()])
 
     def mixed(self, weights: Tensor) -> Iterator[tuple[slice, Rotated]]:
-        """The same for combinations of the cotangents by weights (n, c, q), which are as many cotangents q."""
+        """As `chunks`, for q combinations of the cotangents with weights (n, c, q)."""
         held = self._rotated()
         if held is not None:
             yield slice(0, held.examples), held.mix(weights.to(held.dtype))
             return
         a, g = self._factors_to_form()
-        most = g.shape[1] * (2 if g.dtype == torch.bfloat16 else 1)  # such matrices are formed sooner than mixed
+        most = g.shape[1] * (2 if g.dtype == torch.bfloat16 else 1)  # forming these is cheaper than mixing them
         unrotated = g.dtype == torch.bfloat16 and not self._rotates_factors_first
         if unrotated or weights.shape[2] > most:  # matrices of fewer cotangents take fewer products
             yield from ((part, formed.mix(weights[part].to(formed.dtype))) for part, formed in self._formed(a, g))
-        elif g.dtype == torch.float16:  # which has no room for small weights
+        elif g.dtype == torch.float16:  # small weights would underflow
             sizes = weights.abs().amax(1).unsqueeze(2)  # (n, q, 1)
             units = weights / torch.where(sizes > 0, sizes, 1.0).transpose(1, 2)
             for part, formed in self._formed(a, mix(g, units.to(g.dtype))):
@@ -778,20 +778,20 @@ class BasisView:
             yield from self._formed(a, mix(g, weights.to(g.dtype)))
 
     def energy(self) -> Tensor:
-        """Inner products of every example's gradients, (n, c, c); of what lies outside, if products are rounded."""
+        """Inner products of every example's gradients, (n, c, c); only of the part outside, if products are rounded."""
         if self._energy is None:
             self._energy = functools.reduce(torch.add, map(energy, self._measured()))
             self._left = None
         return self._energy
 
     def lengths(self) -> Tensor:
-        """The diagonals of `energy` alone, (n, c)."""
+        """Only the diagonals of `energy`, (n, c)."""
         if self._energy is not None:
             return torch.diagonal(self._energy, dim1=1, dim2=2)
         return functools.reduce(torch.add, map(lengths, self._measured()))
 
     def along(self, direction: Tensor) -> Tensor:
-        """Inner products (n, c) with a direction: in coordinates of a basis that spans all, else of the block."""
+        """Inner products (n, c) with a direction, given in the basis if it spans the block, else as block matrix."""
         if not self.complete:
             return along(self.tangent, direction)
         held = self._rotated()
@@ -805,7 +805,7 @@ class BasisView:
         return inner_products(g, times(a, padded.transpose(-1, -2)).to(g.dtype)) * size
 
     def _measured(self) -> list[Tangent]:
-        """Tangents whose squared lengths are those outside the basis, or of the whole where products are exact."""
+        """Tangents with the squared lengths outside the basis, or of whole gradients if products are exact."""
         if not self.rounded:
             return [self.tangent]
         held = self._rotated()
@@ -818,7 +818,7 @@ class BasisView:
         return outside_of(self.tangent, self.basis, self._inputs[..., : self.basis.shape[-1]], self._left)
 
     def _rotated(self) -> Rotated | None:
-        """The gradients of all examples, unless that takes matrices."""
+        """The rotated gradients of all examples, unless matrices must be formed."""
         if self._held is None and self._factors is None:
             tangent, basis = self.tangent, self.basis
             if not isinstance(tangent, Kronecker):
@@ -839,7 +839,7 @@ class BasisView:
         _, o_in, i_in = basis.shape
         rotate_factors = (t * i * i_in + c * t * o * o_in) // (2 if self._in_float16 else 1)
         rotate_factors += self.reads * c * t * o_in * i_in
-        precision = 2 if self.coarse and not held_in_bfloat16(tangent.g) else 1  # matrices rotate in single precision
+        precision = 2 if self.coarse and not held_in_bfloat16(tangent.g) else 1  # they rotate in single precision
         rotate_matrices = self.reads * (c * t * o * i + precision * c * (o_in * o * i + o_in * i * i_in))
         return basis.inputs is not None and rotate_factors <= rotate_matrices
 
@@ -869,16 +869,16 @@ class BasisView:
                 a, self._left = a[..., :kept].clone(), a[..., kept:]
             self._inputs = None if self.complete else a
             rows = tangent.cotangents * self.basis.shape[1]
-            fewer = rows * kept < tangent.positions * (rows + kept)  # numbers of the matrices than of the factors
+            fewer = rows * kept < tangent.positions * (rows + kept)  # matrices have fewer numbers than factors
             small = self.coarse and (not self._rotates_factors_first or fewer)
-            narrow = self.coarse and tangent.positions > tangent.block.matrix_shape[1]  # for a product a cotangent
+            narrow = self.coarse and tangent.positions > tangent.block.matrix_shape[1]  # one product for each cotangent
             g = self._projected(tangent.g, outputs, by_example=small or narrow)
             if small and a.dtype == g.dtype == torch.float16:
-                self._factors = a, g  # of which matrices come in single precision
+                self._factors = a, g  # matrices will be in single precision
             elif self.coarse and self._rotates_factors_first:
                 self._factors = a.bfloat16(), in_bfloat16(g)
             elif self.coarse and a.dtype == g.dtype and g.dtype in HALVES:
-                self._factors = a, g  # of which matrices come in single precision, to be rotated later
+                self._factors = a, g  # matrices will be in single precision, rotated later
             else:
                 self._factors = raised(a), raised(g)
             self._free_captured()
@@ -892,7 +892,7 @@ class BasisView:
         return project_by_example(factor, basis) if by_example else factor.project(basis)
 
     def _free_captured(self) -> None:
-        """The rotated gradients serve from now on, where the basis spans the whole block."""
+        """Free the captured gradients once they are rotated, if the basis spans the whole block."""
         if self.complete and (self._held is not None or self._factors is not None):
             self._tangent = None
 
@@ -912,18 +912,18 @@ class BasisView:
 class Weights:
     """Weights of a block's directions in sums of squares, for each of w estimators.
 
-    The weight outside multiplies the squared length, which adds it inside the basis too, unless products are rounded to
-    TF32, in which differences of squared lengths mean nothing.
+    The weight outside multiplies the whole squared length, so it also counts inside the basis, and weights inside are
+    reduced by it. Not so if products are rounded to TF32: then differences of squared lengths are meaningless.
     """
 
     basis: Basis
-    inside: Tensor  # (w, *shape) of each coordinate; less the weight outside, unless products are rounded
+    inside: Tensor  # (w, *shape) for each coordinate; minus the weight outside, unless products are rounded
     outside: Tensor  # (w, 1, 1, 1)
     rounded: bool
 
     @classmethod
     def of(cls, basis: Basis, pairs: Iterable[tuple[Tensor, float]], count: int, dtype: torch.dtype) -> Weights:
-        """One set of weights for each of so many estimators, inside and outside; one in float64 at a time."""
+        """Weights inside and outside for `count` estimators; only one of them in float64 at a time."""
         inside, outside, rounded = torch.empty(0, device="cpu"), [], False
         for at, (inner, outer) in enumerate(pairs):
             if at == 0:
@@ -935,11 +935,11 @@ class Weights:
 
     @cached_property
     def positive(self) -> bool:
-        """Whether no weight inside is negative, so that gradients may be scaled by their roots."""
+        """Whether no weight inside is negative, so that gradients can be scaled by square roots."""
         return bool((self.inside >= 0).all())
 
     def variances(self, view: BasisView) -> Tensor:
-        """Weighted squared lengths of the gradients alone, (w, n, c)."""
+        """Weighted squared lengths of the gradients, (w, n, c)."""
         found = joined([self.inside_of(rotated, crossed=False) for _, rotated in view.chunks()])
         return found if view.complete else found + self.outside.squeeze(-1) * view.lengths()
 
@@ -949,14 +949,14 @@ class Weights:
         return found if view.complete else found.add_(self.outside * view.energy())
 
     def inside_of(self, rotated: Rotated, crossed: bool) -> Tensor:
-        """Weighted inner products inside the basis, (w, n, c, c), or the squared lengths alone, (w, n, c)."""
+        """Weighted inner products inside the basis, (w, n, c, c), or only the squared lengths, (w, n, c)."""
         return rotated.grams(self.inside, self.positive) if crossed else rotated.variances(self.inside)
 
 
 def formed_bytes(tangent: Kronecker, room: float) -> float:
-    """Bytes of the gradient matrices of an example, for each cotangent.
+    """Bytes of the gradient matrices of one example, for each cotangent.
 
-    None for a single position, and where the matrices are formed in chunks that take less than `room`.
+    Zero for a single position, or if chunks of matrices take less than `room`.
     """
     e, o, i = tangent.block.matrix_shape
     grads = raised(tangent.grads())
@@ -965,7 +965,7 @@ def formed_bytes(tangent: Kronecker, room: float) -> float:
 
 
 def _computed(tangent: Tangent, coarse: bool) -> Tangent:
-    """Gradients that are rotated and measured are computed once; in single precision they lie as products want them."""
+    """Compute gradients once that are both rotated and measured; in single precision, contiguous on a GPU."""
     if isinstance(tangent, Dense):
         return with_grads(tangent, raised)
     if isinstance(tangent, Rows):

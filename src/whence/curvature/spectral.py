@@ -32,10 +32,10 @@ from whence.jacobian.gradients import Dense, Kronecker, Rows, Tangent
 
 
 class MeatSums(Accumulator):
-    """Squares of J_i^T W_i in the bases for each set of weights, and sum_i J_i^T u_i, the columns of "hec3".
+    """Sums of squares of J_i^T W_i in the bases for each set of weights, and sum_i J_i^T u_i, from the "hec3" columns.
 
-    A pass of its own where the weights W (n, k, q), or (1, k, q), are known beforehand. Else it takes their names and
-    sizes alone, and chunks come with their weights. Rotations lead to the meats' own bases.
+    If the weights W (n, k, q) or (1, k, q) are known beforehand, this is a pass of its own. Otherwise `roots` gives
+    only their names and sizes, and each chunk brings its weights. `rotations` lead to the meats' own bases.
     """
 
     label = "meats"
@@ -63,11 +63,11 @@ class MeatSums(Accumulator):
         self.given = [*roots.values(), *(one for basis in every for one in basis.tensors)]
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
-        """Add gradients combined by the weights that are known."""
+        """Add gradients combined with the weights known beforehand."""
         self.add_weighted(chunk, {name: root.expand(self.n, -1, -1)[where] for name, root in self.roots.items()})
 
     def add_weighted(self, views: Iterable[BasisView], roots: Mapping[str, Tensor]) -> None:
-        """Add gradients combined by the weights W (n, k, q) of the same examples."""
+        """Add gradients combined with the weights W (n, k, q) of the same examples."""
         mixing = torch.cat(list(roots.values()), dim=2).double()
         for sums, view in zip(self.sums, views, strict=True):
             sums.add(view, self.masks, self.last.expand(len(mixing), -1), mixing)
@@ -76,8 +76,8 @@ class MeatSums(Accumulator):
 class Leverage(Accumulator):
     """Pass 3: leverage blocks Q_i = J_i F_lam^-1 J_i^T, the Newton step's change J_i Delta w, and the meats.
 
-    The curvature is given by the bases U and eigenvalues s of each block. Without the weights of the examples in the
-    meats, these take a pass of their own; rotations lead to a basis of their own, for the blocks that have one.
+    The curvature is given by the basis U and the eigenvalues s of each block. `meat_roots` gives the weights of the
+    examples in the meats; without it, the meats need a pass of their own. `rotations` lead to the meats' own bases.
     """
 
     label = "leverage"
@@ -94,7 +94,7 @@ class Leverage(Accumulator):
     ) -> None:
         problem, blocks = gradients.problem, list(zip(bases, spectrum.curvature, spectrum.score, strict=True))
         pairs = ((s.inside <= 0).sum() + basis.outside * (s.outside <= 0) for basis, s, _ in blocks)
-        if ridge <= 0 and (empty := sum(map(int, pairs))):  # nothing is known along these directions
+        if ridge <= 0 and (empty := sum(map(int, pairs))):  # no curvature along these directions
             raise singular(ridge, empty, sum(basis.block.numel for basis in bases))
         self.gradients, self.bases, self.spectrum, self.ridge = gradients, bases, spectrum, ridge
         self.rotations, self.meat_roots = rotations or [None] * len(bases), meat_roots
@@ -102,7 +102,7 @@ class Leverage(Accumulator):
         self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         self.change = torch.zeros(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
         self.step: list[Tensor] = []  # Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w) of each block
-        self.along: list[Tensor] = []  # the same in coordinates of the basis, where that spans all
+        self.along: list[Tensor] = []  # the same in the basis, where it spans the whole block
         self.inverse: list[Weights] = []
         selected, precision = problem.selection.parameters, working_precision(problem)
         for basis, s, score in blocks:
@@ -117,15 +117,15 @@ class Leverage(Accumulator):
         self.given = [*(part for one in self.inverse for part in (one.inside, one.outside)), *self.along]
         self.meats: MeatSums | None = None
         if meat_roots is not None:
-            none = slice(0, 0)  # no examples say how many weights each will have
+            none = slice(0, 0)  # a call with no examples gives the number of weights
             roots = meat_roots(none, self.leverage_blocks[none], self.change[none])
             self.meats, self.reads = MeatSums(gradients, bases, self.rotations, roots), 2
             self.state |= self.meats.state
             self.given += self.meats.given
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
-        """Sum leverages and changes over blocks; then the weights of these examples in the meats are known."""
-        blocks, change = self.leverage_blocks[where], self.change[where]  # views, which are added to
+        """Sum leverages and changes over blocks; from these follow the examples' weights in the meats."""
+        blocks, change = self.leverage_blocks[where], self.change[where]  # views, updated in place
         for at, view in enumerate(chunk):
             blocks += self.inverse[at].grams(view)[0]
             change += view.along(self.along[at])
@@ -136,20 +136,20 @@ class Leverage(Accumulator):
 def centre(squares: Tensor, total: Tensor, n: int) -> Tensor:
     """The centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction, for v_i = J_i^T u_i.
 
-    From sums of squares and the total sum_i v_i of n deletions. Centred in a basis, so that the variance stays above
-    zero however the meat is approximated.
+    Computed from the sums of squares and the total sum_i v_i over n deletions. Centring in a basis keeps the variance
+    above zero however the meat is approximated.
     """
     return (squares - total.square() / n).clamp_min(0.0) * ((n - 1) / n)
 
 
 def centred(basis: Basis, squares: DiagonalMoments, total: Tensor, n: int) -> DiagonalMoments:
-    """The same inside and outside of a basis, with the total shaped as the block's matrix."""
+    """`centre` inside and outside a basis; the total has the shape of the block's matrix."""
     along = basis.to(torch.float64).into(total)
     rest = float(total.square().sum() - along.square().sum()) / n / basis.outside if basis.outside else 0.0
     return DiagonalMoments(centre(squares.inside, along, n), max(squares.outside - rest, 0.0) * ((n - 1) / n))
 
 
-PLANNED_BATCH = 500  # training examples whose products with an input are planned to be held at once
+PLANNED_BATCH = 500  # training examples whose products with an input are held at once, when planning memory
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -158,16 +158,16 @@ class FittedSpectral(FittedCurvature):
 
     stream: LayerGradients
     bases: Sequence[Basis]  # U of each block
-    spectrum: Spectrum  # s of each block, and what was summed along with it
+    spectrum: Spectrum  # s of each block, and the sums from the same pass
     noise: Tensor  # (k, k) covariance of the residuals
     step: list[Tensor]  # Delta w of each block
     change: Tensor  # (n, k) J_i Delta w
-    rotations: Sequence[Basis | None]  # of each block to the meats' own basis, where they have one
-    summed_meats: MeatSums | None = None  # of HeC0, HeC2 and HeC3, where they were summed along with the leverages
+    rotations: Sequence[Basis | None]  # from each block's basis to the meats' own, where there is one
+    summed_meats: MeatSums | None = None  # of HeC0, HeC2 and HeC3, where summed with the leverages
 
     @classmethod
     def of(cls, leverage: Leverage, noise: Tensor, notes: list[str]) -> FittedSpectral:
-        """What the last pass found."""
+        """Build from the last pass."""
         return FittedSpectral(
             problem=leverage.gradients.problem,
             ridge=leverage.ridge,
@@ -193,19 +193,19 @@ class FittedSpectral(FittedCurvature):
         )
 
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedSpectral:
-        """The same bases and eigenvalues: one pass, for the leverages and the meats."""
+        """Keep bases and eigenvalues; one pass for the leverages and the meats."""
         leverage = Leverage(self.stream, self.bases, self.spectrum, ridge, meat_roots, self.rotations)
         return FittedSpectral.of(self.stream.accumulate(leverage, last=True), self.noise, [])
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
-        """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), with this curvature for F."""
+        """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), where F is this approximation."""
         size = math.hypot(*(float(step.norm()) for step in self.step))
         relative = size / self.problem.selection.norm()
         direction = self.stream.flatten(self.step).to(self.problem.dtype) if with_direction else None
         return NewtonStep(self.change, relative, direction)
 
     def sandwich(self, meats: Meats) -> SpectralSandwich:
-        """Squares of the weighted gradients in the basis of the meats where there is one, else in the curvature's."""
+        """Squares of weighted gradients, in the meats' own basis where there is one, else in the curvature's."""
         roots = dict(meats.roots)
         scale = times_noise(roots.get("ho"), self.problem.hessian_roots, self.noise)
         if scale is not None:
@@ -220,13 +220,13 @@ class FittedSpectral(FittedCurvature):
             found = {} if scale is None else {"ho": self.spectrum.noise[at].times(scale)}
             for sums in summed:
                 found.update(zip(sums.names, sums.sums[at].finish(), strict=True))
-            total = summed[0].sums[at].total  # of the sums that hold "hec3"
+            total = summed[0].sums[at].total  # from the sums with "hec3"
             found["jackknife"] = centred(basis, found["hec3"], total, n)
             names = (*found, "laplace")
             weights.append(self._weights(at, found))
             if rotation is not None:
                 pairs = (zip(sums.names, sums.sums[at].state["rotated"], strict=True) for sums in summed)
-                own = {name: one for some in pairs for name, one in some if name != "ho"}  # which keeps one basis
+                own = {name: one for some in pairs for name, one in some if name != "ho"}  # Ho keeps one basis
                 along = basis.to(torch.float64).into(total)[last(rotation.shape)]
                 own["jackknife"] = centre(own["hec3"], rotation.to(torch.float64).into(along), n)
                 by_position = {names.index(name): one for name, one in own.items()}
@@ -235,22 +235,22 @@ class FittedSpectral(FittedCurvature):
         return SpectralSandwich(self, names, weights)
 
     def _weights(self, at: int, meats: Mapping[str, DiagonalMoments]) -> Weights:
-        """Of a block: d / (s + lambda)^2 for each meat d, and 1 / (s + lambda) for Laplace."""
+        """Weights of a block: d / (s + lambda)^2 for each meat d, and 1 / (s + lambda) for Laplace."""
         damped = self.spectrum.curvature[at].damped(self.ridge)
         inside, outside = damped.inside, damped.outside
-        # One division after the other: squares of small and large ridges are no numbers.
+        # Divide twice: squares of very small or large ridges underflow or overflow.
         pairs = ((one.inside / inside / inside, one.outside / outside / outside) for one in meats.values())
         every = chain(pairs, [(1.0 / inside, 1.0 / outside)])
         return Weights.of(self.bases[at], every, len(meats) + 1, working_precision(self.problem))
 
     def alignments(self, inputs: Inputs) -> Alignments:
-        """Precondition the gradients of the inputs, then contract them with the layers of the training examples."""
+        """Precondition the inputs' gradients, then contract them with the training gradients, layer by layer."""
         k = self.problem.output_count(inputs)
         for where, directions in self._preconditioned(inputs):
             yield where, self._align(directions, where.stop - where.start, k)
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
-        """The same with the layers of other inputs."""
+        """As `alignments`, with the gradients of other inputs."""
         k, j = self.problem.output_count(inputs), self.problem.output_count(others[0])
         found = []
         for where, directions in self._preconditioned(inputs):
@@ -260,19 +260,19 @@ class FittedSpectral(FittedCurvature):
         return torch.cat(found).to(self.problem.dtype)
 
     def precondition(self, vectors: Tensor) -> Tensor:
-        """The inverse of this curvature."""
+        """F_lam^-1 v, by the inverse of this curvature."""
         given = self.problem.selection.unflatten(vectors.double())
         pairs = zip(self.bases, self.spectrum.curvature, strict=True)
         solved = [basis.solve(s.damped(self.ridge), basis.block.to_matrix(given)) for basis, s in pairs]
         return self.stream.flatten(solved, len(vectors)).to(vectors.dtype)
 
     def _preconditioned(self, inputs: Inputs) -> Iterator[tuple[slice, list[Directions]]]:
-        """F_lam^-1 J^T of as many inputs at a time as memory allows, for each block."""
+        """Yield F_lam^-1 J^T for each block, for as many inputs at a time as memory allows."""
         problem, precision = self.problem, working_precision(self.problem)
         k, size = problem.output_count(inputs), batch_size(inputs, "this batch")
-        numbers = min(problem.n, PLANNED_BATCH) * problem.k * k  # of an input, with its gradients
+        numbers = min(problem.n, PLANNED_BATCH) * problem.k * k  # for each input, with its gradients
         for chunk in self.stream.of(take(inputs, slice(0, 1)), self.stream.identity(k), k):
-            for tangent, basis in zip(chunk.tangents, self.bases, strict=True):  # one seen once is kept factored
+            for tangent, basis in zip(chunk.tangents, self.bases, strict=True):  # layers seen once stay factored
                 numbers += math.prod(basis.shape) if is_outer_product(tangent) else k * basis.block.numel
         most = max(1, int(0.05 * problem.budget.limit) // (numbers * precision.itemsize))
         for low in range(0, size, most):
@@ -289,19 +289,19 @@ class FittedSpectral(FittedCurvature):
             yield where, contract(tangents, directions, m, k)
 
 
-# --- Inner products with preconditioned gradients, kept factored where that serves -----------------------------------
+# --- Inner products with preconditioned gradients, kept factored where that is cheaper -------------------------------
 
 
-PRODUCT_NUMBERS = {"cpu": 2**18, "cuda": 2**26}  # of scaled gradients that are held at once
+PRODUCT_NUMBERS = {"cpu": 2**18, "cuda": 2**26}  # scaled gradients held at once
 
 
 def align(tangent: Tangent, directions: Tensor) -> Tensor:
-    """<J_i^T u_c, v_q> for every example, cotangent and direction.
+    """<J_i^T u_c, v_q> for every example, cotangent and direction: (n, c, q).
 
-    A layer seen at one position never has its gradient matrices formed: g^T V a takes one matrix product for each
-    direction. Layers with shared weights take that way too, unless forming the matrices first is cheaper.
+    A layer seen at one position never needs its gradient matrices: g^T V a takes one matrix product for each direction.
+    Layers with shared weights do the same, unless forming the matrices first is cheaper.
 
-    Directions V are (q, *matrix shape of the block), and the inner products (n, c, q).
+    Directions V have shape (q, *matrix shape of the block).
     """
     if isinstance(tangent, Dense):
         return raised(tangent.values).to(directions.dtype) @ directions.T
@@ -353,13 +353,13 @@ def is_outer_product(tangent: Tangent) -> bool:
 
 @dataclass(frozen=True)
 class OuterProducts:
-    """Outer products g a^T of n examples for c cotangents, split into what lies inside a basis and outside."""
+    """Outer products g a^T of n examples for c cotangents, split into the parts inside and outside a basis."""
 
     a: Tensor  # (n, i)
     a_inside: Tensor  # (n, x) coordinates
     a_outside: Tensor  # (n, i)
     g_inside: Tensor  # (n, c, y) coordinates
-    g_outside: Tensor  # (n, c, o), or fewer along a complement of the basis
+    g_outside: Tensor  # (n, c, o), or coordinates along a complement of the basis
 
     @classmethod
     def of(cls, tangents: Sequence[Tangent], basis: Basis, dtype: torch.dtype) -> OuterProducts:
@@ -371,7 +371,7 @@ class OuterProducts:
 
 
 def _split(rows: Tensor, basis: Tensor | None, complement: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Coordinates of rows (..., i) in a basis (1, i, x), and what lies outside of it, along a complement if given."""
+    """Coordinates of rows (..., i) in a basis (1, i, x), and the part outside it, along a complement if given."""
     if basis is None:
         return rows, torch.zeros_like(rows)
     columns = basis[0].to(rows.dtype)
@@ -391,7 +391,7 @@ class Directions:
 
     @classmethod
     def of(cls, tangents: Sequence[Tangent], basis: Basis, damped: DiagonalMoments, dtype: torch.dtype) -> Directions:
-        """Nothing is solved yet: it is clear with the other gradients which form serves."""
+        """Solve nothing yet: the cheaper form depends on the other gradients."""
         factored = all(is_outer_product(tangent) for tangent in tangents)
         return cls(tangents, basis, damped, dtype, OuterProducts.of(tangents, basis, dtype) if factored else None)
 
@@ -409,14 +409,14 @@ class Directions:
 
     @cached_property
     def _solved(self) -> Tensor:
-        """(m, y, x) inputs of the layer in the basis, divided by s + lambda."""
+        """(m, y, x) layer inputs in the basis, divided by s + lambda."""
         assert self.own is not None
         return self.own.a_inside.unsqueeze(1) / self.damped.inside[0].to(self.dtype)
 
     def _align_outer(self, others: OuterProducts, own: OuterProducts) -> Tensor:
-        """sum_y g_y g'_y B_y with B = sum_x a_x a'_x / (s + lambda), of every pair; what lies outside has one weight.
+        """For every pair, sum_y g_y g'_y B_y with B = sum_x a_x a'_x / (s + lambda); one weight for the part outside.
 
-        B takes one large product for many examples; scaled gradients of few of them are held at once.
+        B is one large product for many examples; scaled gradients are held for a few examples at once.
         """
         m, k, y = own.g_inside.shape
         n, c = others.g_inside.shape[:2]
@@ -463,14 +463,14 @@ class SpectralSandwich(Sandwich):
         return Predicted(*self._sum(inputs, Weights.grams), None)
 
     def variances(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """The same without the covariances between outputs: gradients are read once for all estimators."""
+        """As `predict`, without covariances between outputs: gradients are read once for all estimators."""
         return self._sum(inputs, Weights.variances)
 
     def share_chosen_by_rounding(self) -> float:
-        """Share of HeC3 of the weights, by its trace, along directions of the eigenbasis that rounding chooses."""
+        """Share of the trace of the weights' HeC3 along eigenvectors that rounding chooses."""
         open_, total, precision = 0.0, 0.0, working_precision(self.fitted.problem)
         for weights, s in zip(self.weights, self.fitted.spectrum.curvature, strict=True):
-            if isinstance(weights, TwoBasisWeights):  # its meats have a basis of their own
+            if isinstance(weights, TwoBasisWeights):  # its meats have their own basis
                 continue
             at, basis = self.names.index("hec3"), weights.basis
             outside = float(weights.outside[at])
@@ -480,7 +480,7 @@ class SpectralSandwich(Sandwich):
         return open_ / total if total > 0 else 0.0
 
     def _sum(self, inputs: Inputs, of: Callable[[Weights, BasisView], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Outputs, and sums over blocks of something (n, k) or (n, k, k) for each estimator."""
+        """Outputs, and for each estimator the sum over blocks of `of`, (n, k) or (n, k, k)."""
         problem, stream = self.fitted.problem, self.fitted.stream
         k = problem.output_count(inputs)
         outputs, sums = [], []
@@ -490,7 +490,7 @@ class SpectralSandwich(Sandwich):
                 sums.append(reduce(Tensor.add_, (of(weights, view) for weights, view in views)))
                 outputs.append(chunk.outputs)
                 del chunk, views  # the next chunk needs the memory
-        if problem.half:  # their gradients alone are in half precision
+        if problem.half:  # only gradients are in half precision
             with torch.no_grad():
                 outputs = [problem.network(inputs)]
         found = torch.cat(sums, dim=1).to(problem.dtype)
@@ -498,9 +498,9 @@ class SpectralSandwich(Sandwich):
 
 
 def chosen_by_rounding(basis: Basis, eigenvalues: Tensor, precision: torch.dtype) -> Tensor:
-    """Which coordinates of a basis (*shape) lie along eigenvectors of a factor that are anything within a null space.
+    """Which coordinates (*shape) of a basis lie along eigenvectors that are arbitrary within a null space of a factor.
 
-    Two or more eigenvectors with next to no curvature, over the largest, are an arbitrary basis of the space they span.
+    If two or more eigenvectors have next to no curvature relative to the largest, any basis of their span is as good.
     """
     grouped = eigenvalues if basis.block.kind == "kronecker" else eigenvalues.unsqueeze(0)  # (e, o, i), (1, ..., i)
     found = torch.zeros_like(grouped, dtype=torch.bool)

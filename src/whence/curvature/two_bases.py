@@ -1,7 +1,7 @@
-"""A basis of its own for the meats of a block: a rotation of the leading coordinates of the curvature's basis.
+"""Eigenbases for the meats alone: a rotation of the leading coordinates of the curvature's basis, block by block.
 
-Eigenvectors come in ascending order, so that the leading coordinates are the last ones of each side. The rotation
-R = U^T V from the curvature's basis U to the basis V of the meats is a `Basis` too, of the leading coordinates in U.
+Eigenvectors are in ascending order, so the leading coordinates are the last ones of each side. The rotation
+R = U^T V from the curvature's basis U to the meats' basis V is also a `Basis`, of the leading coordinates in U.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from whence.curvature.rotation import CHUNK_NUMBERS, Basis, Factored, Full, Rota
 
 
 def leading(basis: Basis, size: int | None) -> Basis | None:
-    """The last `size` directions of each side of a basis (all if `None`); nothing where there are not two sides."""
+    """The last `size` directions (all if `None`) of each side of a basis; `None` if the meats keep one basis."""
     sides = basis.tensors
     if basis.inputs is None or basis.block.kind == "rows" or (basis.block.kind == "kronecker" and len(sides) < 2):
         return None
@@ -25,12 +25,12 @@ def leading(basis: Basis, size: int | None) -> Basis | None:
 
 
 def last(shape: Sequence[int]) -> tuple[Any, ...]:
-    """An index of the last coordinates of all sides, so many as a shape has."""
+    """Index of the last coordinates on every side, as many as `shape` says."""
     return (..., *(slice(-size, None) for size in shape))
 
 
 def leading_part(rotated: Rotated, shape: Sequence[int]) -> Factored | Full:
-    """The last coordinates of all sides, so many as a shape has, of gradients in all of them."""
+    """The last coordinates of rotated gradients on every side, as many as `shape` says."""
     assert not isinstance(rotated, Sparse)
     if isinstance(rotated, Factored):
         return Factored(rotated.a[..., -shape[2] :], rotated.g[..., -shape[1] :])
@@ -51,25 +51,25 @@ def rotate(rotated: Rotated, rotation: Basis) -> Factored | Full:
 
 
 def _swapped(matrices: Tensor, rotation: Basis) -> Tensor:
-    """R^T M, (n, c, e, j, q): inputs before outputs."""
+    """R^T M, (n, c, e, j, q), with inputs before outputs."""
     inputs, *outputs = rotation.tensors
     return times(times(matrices, inputs).transpose(-1, -2), outputs[0]) if outputs else matrices @ inputs
 
 
 @dataclass(frozen=True)
 class TwoBasisWeights(Weights):
-    """Weights of a block some of whose meats have a basis of their own among the leading coordinates."""
+    """Weights of a block where some meats have their own basis for the leading coordinates."""
 
-    rotation: Basis  # R, to that basis
-    which: list[int]  # positions of these meats among the weights, whose weights inside are zero where the rotation is
+    rotation: Basis  # R, from the curvature's basis to the meats'
+    which: list[int]  # positions of these meats; their plain weights are zero on the leading coordinates
     solved: Tensor  # 1 / (s + lambda) of the leading coordinates
-    meats: Tensor  # (w, e, j, q) D of these meats, inputs before outputs as `_solve` gives them
+    meats: Tensor  # (w, e, j, q) D of these meats, inputs before outputs, as in `_solve`
 
     @classmethod
     def add_to(cls, plain: Weights, rotation: Basis, meats: Mapping[int, Tensor], solved: Tensor) -> TwoBasisWeights:
-        """Take the leading coordinates of some meats out of weights in one basis, and put D (by position) there."""
+        """Move the leading coordinates of some meats to their own basis, with D by position in `meats`."""
         inside, where = plain.inside.clone(), last(rotation.shape)
-        for at in meats:  # the squared length adds the weight outside everywhere
+        for at in meats:  # cancels the outside weight, which the squared length adds everywhere
             inside[at][where] = -plain.outside[at].item() if plain.basis.outside and not plain.rounded else 0.0
         chosen = torch.stack(list(meats.values())).to(inside.dtype)
         chosen = chosen if rotation.outputs is None else chosen.transpose(-1, -2).contiguous()
@@ -77,14 +77,14 @@ class TwoBasisWeights(Weights):
         return cls(plain.basis, inside, plain.outside, plain.rounded, *own)
 
     def inside_of(self, rotated: Rotated, crossed: bool) -> Tensor:
-        """Weighted inner products inside the basis, (w, n, c, c), or the squared lengths alone, (w, n, c)."""
+        """Weighted inner products inside the basis, (w, n, c, c), or only the squared lengths, (w, n, c)."""
         found, solved = super().inside_of(rotated, crossed), self._solve(rotated)
         own = [full.grams(self.meats) if crossed else full.variances(self.meats) for full in solved]
         found[self.which] += torch.cat(own, 1)
         return found
 
     def _solve(self, rotated: Rotated) -> Iterator[Full]:
-        """Yield R^T (phi / (s + lambda)) for phi in coordinates of U, the sides swapped: (n, c, e, j, q), in chunks."""
+        """Yield chunks of R^T (phi / (s + lambda)), phi in coordinates of U, as (n, c, e, j, q): sides swapped."""
         given, inverse = leading_part(rotated, self.rotation.shape), self.solved
         c = (given.g if isinstance(given, Factored) else given.values).shape[1]
         step = max(1, CHUNK_NUMBERS["cuda" if inverse.is_cuda else "cpu"] // (c * inverse.numel()))

@@ -1,4 +1,4 @@
-"""Batches of training data: split into inputs, targets and weights, checked, in order, recognised by fingerprints."""
+"""Batches of training data, in order: split into inputs, targets and weights, checked, and fingerprinted."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 WEIGHT_KEY = "sample_weight"
 
 SEARCHED = 64
-"""How many examples, and how many batches, are searched for two examples that differ."""
+"""Number of examples, and of batches, searched for two examples that differ."""
 
 Inputs = Any
-"""What a model is called with: a tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
+"""Inputs of a model: a tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
 
 Call = Callable[[Inputs], Tensor]
 """Runs a model on a batch: outputs (n, k)."""
@@ -46,7 +46,7 @@ class Batch:
     targets: Tensor
     start: int
     size: int
-    weights: Tensor | None = None  # (n,), how much each example counts
+    weights: Tensor | None = None  # (n,) weight of each example
 
     @property
     def rows(self) -> slice:
@@ -55,20 +55,20 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Positions of a text, or of whatever has a class at each of many; none elsewhere."""
+        """Number of positions if there is a class at each of many, as in a text; else zero."""
         return self.targets.numel() if self.targets.ndim == 2 and not self.targets.is_floating_point() else 0
 
 
 @dataclass
 class Batches:
-    """Re-iterable batches of inputs, targets and perhaps weights, checked and moved to the model's device.
+    """Re-iterable batches of inputs, targets and optional weights, checked and moved to the model's device.
 
     Every pass must give the same examples in the same order, since leverages, residuals and shares refer to examples by
-    index; a pass that differs from what was read before raises `LoaderError`.
+    index; a pass that differs from earlier ones raises `LoaderError`.
 
     Attributes:
         fingerprints: checksums of the inputs, weights and targets of each batch read so far.
-        passes: how the data are shared: this process has those from `passes.offset` on.
+        passes: how processes share the data: this one has examples from `passes.offset` on.
     """
 
     loader: Iterable[Any]
@@ -76,16 +76,16 @@ class Batches:
     progress: Progress
     notes: list[str] = field(default_factory=list)
     fingerprints: list[tuple[int, ...]] = field(default_factory=list)
-    complete: bool = False  # whether some pass has reached the end, so that the number of batches is known
-    positional: int = 1  # how many positional arguments the inputs are
+    complete: bool = False  # whether a pass has reached the end, so the number of batches is known
+    positional: int = 1  # number of positional arguments in the inputs
     target_transform: Callable[[Tensor], Tensor] | None = None  # applied to the targets of every batch
     passes: Passes = field(default_factory=Passes)
-    saved: bool = False  # whether these are data of a saved fit, whose fingerprints were read from its file
+    saved: bool = False  # whether fingerprints come from the file of a saved fit
     views: Callable[[Batch, str], Iterable[Batch]] | None = None  # parts of a batch, with views of outputs as inputs
     _first: Any = None
 
     def __post_init__(self) -> None:
-        """Refuse a loader that can be read once only; read a shuffling DataLoader in order."""
+        """Raise for a loader that can be read only once; read a shuffling DataLoader in order."""
         check_loader(self.loader)
         self.loader = in_order(self.loader, self.notes)
 
@@ -94,7 +94,7 @@ class Batches:
         return self.read(None)
 
     def read(self, label: str | None) -> Iterator[Batch]:
-        """Read all batches once, in views of the outputs where there are some, showing progress under `label`."""
+        """Read all batches once, as views of the outputs if there are any, and show progress under `label`."""
         for number, batch in enumerate(self.plain(label)):
             yield from self._viewed(batch, number)
 
@@ -102,7 +102,7 @@ class Batches:
         return (batch,) if self.views is None else self.views(batch, f"batch {number}")
 
     def plain(self, label: str | None) -> Iterator[Batch]:
-        """The same as the loader gives them. Batches without examples are passed over."""
+        """As `read`, but as the loader gives them, without views. Batches without examples are skipped."""
         if self.passes.closed:
             raise partial_data_error()
         if self.loader is NO_DATA:
@@ -117,7 +117,7 @@ class Batches:
         yield from (batch for batch in batches if batch.size)
 
     def _read(self) -> Iterator[Batch]:
-        """All batches, those without examples too."""
+        """All batches, including those without examples."""
         count, start = 0, self.passes.offset
         for number, raw in enumerate(self.loader):
             batch = self._prepare(number, raw, start)
@@ -131,7 +131,7 @@ class Batches:
         self.complete = True
 
     def sample(self, count: int) -> Iterator[tuple[int, Batch]]:
-        """A few batches and their numbers, of data that were all read before, evenly spaced where the loader can."""
+        """A few batches and their numbers, from data already read, evenly spaced if the loader allows it."""
         numbers, raws = _spaced_batches(self.loader, count)
         start, known = self.passes.offset, 0
         for number, raw in zip(numbers, raws, strict=False):
@@ -142,14 +142,14 @@ class Batches:
                 yield from ((number, view) for view in self._viewed(batch, number))
 
     def _size(self, number: int) -> int:
-        """The number of examples of a batch that was not read, of a list or a DataLoader."""
+        """The number of examples in an unread batch of a list or a DataLoader."""
         if isinstance(self.loader, (list, tuple, TensorBatches)):
             return batch_size(split(self.loader[number], f"batch {number}")[0], f"batch {number}")
-        size: int = self.loader.batch_size  # type: ignore[attr-defined]  # a DataLoader, whose last batch alone is smaller
+        size: int = self.loader.batch_size  # type: ignore[attr-defined]  # a DataLoader: only its last batch is smaller
         return size
 
     def _prepare(self, number: int, raw: Any, start: int) -> Batch:
-        """Move what the loader gave to the device, and check it, also against earlier passes."""
+        """Move a batch to the device and check it, also against earlier passes."""
         where = f"batch {number}"
         inputs, targets, weights = to_device(split(raw, where), self.device)
         size = batch_size(inputs, where)
@@ -162,7 +162,7 @@ class Batches:
             )
         found = tuple(map(checksum, [*tensors_of((inputs, weights)), targets]))
         known = self.fingerprints[number : number + 1]
-        if known != [found]:  # what has not changed was checked before
+        if known != [found]:  # unchanged data were checked before
             check_finite(inputs, "inputs", where)
             check_finite(targets, "targets", where)
             if weights is not None:
@@ -175,7 +175,7 @@ class Batches:
         return Batch(inputs, targets, start, size, weights)
 
     def first(self) -> Batch:
-        """The first batch of all: that of the first process which has one."""
+        """The first batch overall: from the first process that has one."""
         group = self.passes.process_group
         if group.alone:
             return next(self.read(None))
@@ -193,7 +193,7 @@ class Batches:
         return next(iter(self._viewed(Batch(raw[0], targets, 0, len(targets), raw[2]), 0)))
 
     def distinct_inputs(self) -> Inputs:
-        """The inputs of the first batch, which has no two examples that differ, with some of later ones."""
+        """The inputs of a first batch whose examples are all equal, joined with inputs of later batches."""
         inputs = self.first().inputs
         local: list[Inputs] = []
         for number, batch in enumerate(self.read(None)):
@@ -208,7 +208,7 @@ class Batches:
         return concatenate([inputs, *others])
 
     def _changed(self, got: str) -> LoaderError:
-        """The error for data that are not those of an earlier pass."""
+        """The error for data that differ from an earlier pass."""
         wanted = "the training data of the saved fit, in the same order and batches" if self.saved else ""
         return LoaderError(
             f"expected {wanted or 'the same examples in every pass'}, got {got}. Use the same batch_size and "
@@ -218,7 +218,7 @@ class Batches:
 
 
 NO_DATA: list[Any] = []
-"""Stands for training data that were not given with a saved fit: what does not need them works."""
+"""Placeholder for training data not given with a saved fit: only questions that need them fail."""
 
 
 def no_examples() -> InputError:
@@ -232,7 +232,7 @@ def no_examples() -> InputError:
 
 
 def split(raw: Any, where: str) -> tuple[Inputs, Any, Any]:
-    """Split a batch into inputs, targets and weights; `None` for weights that are not given.
+    """Split a batch into inputs, targets and weights; `None` if there are no weights.
 
     Examples:
         >>> split({"input_ids": [1], "labels": [0]}, "batch 0")
@@ -259,10 +259,10 @@ def split(raw: Any, where: str) -> tuple[Inputs, Any, Any]:
 
 
 def split_targets(raw: Any, positional: int = 1) -> tuple[Inputs, Any]:
-    """The inputs of a batch to predict on, and the targets that came with them, `None` where none did.
+    """The inputs of a batch to predict on, and the targets that came with them; `None` if there are none.
 
-    A batch is a tensor, a mapping, a tuple of as many inputs as the model takes positional arguments, or any of them
-    with targets in a pair, or with weights too.
+    A batch is a tensor, a mapping, a tuple with one input for each positional argument of the model, or any of these
+    paired with targets, or with targets and weights.
 
     Examples:
         >>> split_targets(("inputs", "targets")), split_targets(("left", "right"), positional=2)
@@ -281,7 +281,7 @@ def split_targets(raw: Any, positional: int = 1) -> tuple[Inputs, Any]:
 
 
 def _plain(inputs: Inputs) -> Inputs:
-    """Mappings of any kind as dicts, so that tensors in them are found and moved."""
+    """Convert mappings of any kind to dicts, so that their tensors are found and moved."""
     return dict(inputs) if isinstance(inputs, Mapping) else inputs
 
 
@@ -293,11 +293,11 @@ def check_weights(weights: Any, size: int, where: str) -> None:
     )
     if not isinstance(weights, Tensor):
         raise InputError(f"expected sample weights as a tensor in {where}, got {type(weights).__name__}. {advice}")
-    shaped = weights.ndim > 0 and len(weights) == size  # one for each position is checked where outputs are known
+    shaped = weights.ndim > 0 and len(weights) == size  # weights of positions are checked once outputs are known
     if shaped and (weights.dtype == torch.bool or weights.is_complex()):
         raise InputError(f"expected sample weights as numbers in {where}, got {weights.dtype}. {advice}")
     wrong = ~(torch.isfinite(weights) & (weights >= 0)) if shaped else None
-    if wrong is None or (weights.ndim > 1 and bool(wrong.any())):  # rather an input than weights of positions
+    if wrong is None or (weights.ndim > 1 and bool(wrong.any())):  # more likely an input than weights of positions
         raise ShapeError(f"expected sample weights of shape ({size},) in {where}, got {tuple(weights.shape)}. {advice}")
     if bool(wrong.any()):
         at = int(wrong.int().argmax())
@@ -308,7 +308,7 @@ def check_weights(weights: Any, size: int, where: str) -> None:
 
 
 def check_finite(value: Any, what: str, where: str) -> None:
-    """Raise when a tensor holds NaN or infinity."""
+    """Raise if a tensor holds NaN or infinity."""
     for leaf in tensors_of(value):
         if leaf.is_floating_point() and leaf.numel() and not bool(torch.isfinite(torch.stack(leaf.aminmax())).all()):
             bad = (~torch.isfinite(leaf)).reshape(len(leaf), -1).any(1).nonzero()[0].item()
@@ -323,7 +323,7 @@ def check_finite(value: Any, what: str, where: str) -> None:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move every tensor inside `value`, cut off from any graph; one made in inference mode is copied."""
+    """Move every tensor in `value`, detached from any graph; tensors made in inference mode are copied."""
 
     def move(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -335,12 +335,12 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def tensors_of(inputs: Inputs) -> list[Tensor]:
-    """Every tensor inside the inputs."""
+    """Every tensor in the inputs."""
     return [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)]
 
 
 def batch_size(inputs: Inputs, where: str) -> int:
-    """The number of examples: the first axis of every input tensor."""
+    """The number of examples: size of the first axis of every input tensor."""
     leaves = tensors_of(inputs)
     if not leaves:
         raise InputError(
@@ -373,7 +373,7 @@ def take(inputs: Inputs, rows: slice | Tensor) -> Inputs:
 
 
 def can_concatenate(one: Inputs, other: Inputs) -> bool:
-    """Whether two batches can be concatenated: the same tensors, except for the number of examples."""
+    """Whether two batches can be concatenated: same structure, dtypes and shapes, except for the number of examples."""
     sides = [tree_flatten(inputs) for inputs in (one, other)]
     if sides[0][1] != sides[1][1]:
         return False
@@ -382,7 +382,7 @@ def can_concatenate(one: Inputs, other: Inputs) -> bool:
 
 
 def concatenate(batches: Sequence[Inputs]) -> Inputs:
-    """Several batches as one; what is no tensor is that of the first."""
+    """Concatenate batches; anything but tensors is taken from the first."""
     return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0], *batches)
 
 
@@ -390,9 +390,9 @@ R = TypeVar("R")
 
 
 def combine(results: Sequence[R], how: Callable[[list[Tensor]], Tensor]) -> R:
-    """One result of several: `how` combines each tensor that has a row for each prediction.
+    """Combine several results into one: `how` combines each tensor that has a row for each prediction.
 
-    Fields that a class names in `shared` are the same for all predictions: they are those of the first result.
+    Fields named in a class's `shared` are the same for all predictions and taken from the first result.
     """
     parts: Sequence[Any] = results
     found: Any = parts[0]
@@ -417,10 +417,10 @@ def examples_differ(inputs: Inputs) -> bool:
 
 
 def check_loader(loader: Any) -> None:
-    """Refuse what is no loader, and what can be read once only."""
+    """Raise unless this is a loader that can be read several times."""
     if isinstance(loader, DataLoader):
         _check_sampler(loader.sampler)
-        return  # to ask it for two iterators would start its workers
+        return  # making two iterators would start its workers
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise InputError(
             f"expected a loader that gives batches, got the data set {type(loader).__name__}, which gives single "
@@ -448,7 +448,7 @@ def check_loader(loader: Any) -> None:
 
 
 def _check_sampler(sampler: Any) -> None:
-    """Refuse shards of equal size that repeat examples, which would count twice."""
+    """Raise for shards that repeat examples to make sizes equal: these would count twice."""
     if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
         return
     size, parts = length(sampler.dataset) or 0, sampler.num_replicas
@@ -461,7 +461,7 @@ def _check_sampler(sampler: Any) -> None:
 
 
 def length(loader: Any) -> int | None:
-    """The number of batches, where the loader knows it; a DataLoader of an iterable data set may not.
+    """The number of batches if the loader knows it; a DataLoader of an iterable data set may not.
 
     Examples:
         >>> length([1, 2]), length(iter([1, 2]))
@@ -477,7 +477,7 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
     """A loader that reads the same data in the order of the data set.
 
     A shuffling DataLoader is read in order, with a note. Its random generator is not used, and persistent workers are
-    not shared, since passes over the data may be nested, and other threads may read the same loader.
+    not shared: passes over the data may be nested, and other threads may read the same loader.
     """
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
         return loader
@@ -507,7 +507,7 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class TensorBatches:
-    """The batches of a DataLoader that reads tensors in order: slices, copied whole and not row by row.
+    """The batches of a DataLoader that reads tensors in order: slices, copied as a whole, not row by row.
 
     Examples:
         >>> batches = TensorBatches(TensorDataset(torch.arange(5)), 2)
@@ -520,12 +520,12 @@ class TensorBatches:
     drop_last: bool = False
 
     def __len__(self) -> int:
-        """How many batches there are."""
+        """Number of batches."""
         examples = len(self.dataset)
         return examples // self.size if self.drop_last else -(-examples // self.size)
 
     def __getitem__(self, number: int) -> list[Tensor]:
-        """One batch, a copy: a model may write into its inputs."""
+        """One batch, as a copy: a model may write into its inputs."""
         rows = slice(number * self.size, (number + 1) * self.size)
         return [tensor[rows].clone() for tensor in self.dataset.tensors]
 
@@ -535,10 +535,10 @@ class TensorBatches:
 
 
 def _spaced_batches(loader: Iterable[Any], count: int) -> tuple[list[int], Iterable[Any]]:
-    """Numbers of some batches, the first one among them, and these batches; none of the others is read.
+    """Numbers of some batches, including the first, and these batches; no others are read.
 
-    Evenly spaced in lists, and in a DataLoader that reads its data set in order. Of other loaders they are the first
-    ones, since the last cannot be reached without reading all.
+    They are evenly spaced in lists, and in a DataLoader that reads its data set in order. From other loaders they are
+    the first ones, since the last cannot be reached without reading all.
 
     Examples:
         >>> _spaced_batches(["a", "b", "c", "d", "e"], 3)
@@ -558,7 +558,7 @@ def _spaced_batches(loader: Iterable[Any], count: int) -> tuple[list[int], Itera
 
 
 def _copy(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
-    """Another DataLoader of the same data, with workers of its own for each pass."""
+    """Another DataLoader of the same data, with its own workers for each pass."""
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
     same = {name: getattr(loader, name) for name in (*names, "prefetch_factor")}
     return DataLoader(loader.dataset, **order, **same)

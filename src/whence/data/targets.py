@@ -1,7 +1,7 @@
 """Derivatives of the loss in the outputs of the training examples: residuals, roots of Hessians, weights.
 
-A network may answer at several positions of an example (tokens, pixels). The loss of an example is the sum over its
-positions, its outputs are those of all positions in a row, and its Hessian has one block a position.
+A network may have outputs at several positions of an example (tokens, pixels). The loss of an example is the sum over
+its positions, its outputs are those of all positions joined, and its Hessian has one block for each position.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from whence.runtime.model_state import row_checksums
 
 @dataclass(frozen=True)
 class Positions:
-    """How the outputs of an example fall into positions.
+    """How the outputs of an example divide into positions.
 
     Attributes:
-        weights: (n, t) how much each position counts, zero where the loss leaves it out; `None` if all count one.
+        weights: (n, t) weight of each position, zero where the loss leaves it out; `None` if all are one.
 
     Examples:
         >>> Positions((2, 3), 4, None).positions
         6
     """
 
-    shape: tuple[int, ...]  # of the positions of an example, (t,) for tokens
+    shape: tuple[int, ...]  # shape of the positions of an example, (t,) for tokens
     width: int  # outputs k at each position
     weights: Tensor | None
 
@@ -46,24 +46,24 @@ class Positions:
         return diagonal_blocks(blocks, self.positions).flatten(0, 1)
 
     def join(self, blocks: Tensor) -> Tensor:
-        """The inverse: blocks (n t, k, q), or one (1, k, q) for all, on the diagonals of (n or 1, t k, t q)."""
+        """Inverse of `split`: blocks (n t, k, q), or one (1, k, q) for all, on the diagonals of (n or 1, t k, t q)."""
         t = self.positions
         shared = blocks.expand(t, -1, -1) if len(blocks) == 1 else blocks
         return block_diagonal(shared.reshape(-1, t, *blocks.shape[1:]))
 
 
 class LossDerivatives(NamedTuple):
-    """Derivatives of the loss in the outputs of some examples, weights multiplied in."""
+    """Derivatives of the loss in the outputs of some examples, multiplied by their weights."""
 
     outputs: Tensor  # (n, k), or (n, t k) with t positions
     residuals: Tensor  # the same
     roots: Tensor | None  # (n, k, q); `None` for the identity
-    weights: Tensor  # (n,) how much each example counts
-    position_weights: Tensor  # (n, t) how much each position counts
+    weights: Tensor  # (n,) weight of each example
+    position_weights: Tensor  # (n, t) weight of each position
 
     @classmethod
     def of(cls, likelihood: Likelihood, outputs: Tensor, batch: Batch, where: str) -> LossDerivatives:
-        """Those of a likelihood at outputs (n, ..., k), position by position."""
+        """Derivatives of a likelihood at outputs (n, ..., k), position by position."""
         n, k, shape = len(outputs), outputs.shape[-1], tuple(outputs.shape[1:-1])
         flat = outputs.reshape(-1, k)
         described = f"{where}, whose examples are counted position by position, {prod(shape)} each," if shape else where
@@ -84,7 +84,7 @@ class LossDerivatives(NamedTuple):
 
 
 def targets_at(targets: Tensor, outputs: Tensor, where: str) -> Tensor:
-    """Targets of outputs (n, ..., k), with the positions in a row: (n t,) or (n t, k)."""
+    """Targets for outputs (n, ..., k), with positions joined: (n t,) or (n t, k)."""
     positions = outputs.shape[1:-1]
     if not positions:
         return targets
@@ -99,9 +99,9 @@ def targets_at(targets: Tensor, outputs: Tensor, where: str) -> Tensor:
 
 
 def position_weights(given: Tensor | None, outputs: Tensor, counted: Tensor | None, where: str) -> Tensor:
-    """(n, t) weights of the positions of outputs (n, ..., k), as given for examples (n,) or positions (n, ...).
+    """(n, t) weights of the positions of outputs (n, ..., k), given for examples (n,) or positions (n, ...).
 
-    Where none are given they are one, and zero where the loss does not count a position, by `counted` (n t,).
+    If none are given they are one. Positions that the loss does not count, by `counted` (n t,), have weight zero.
     """
     positions = outputs.shape[1:-1]
     weights = outputs.new_ones(len(outputs), prod(positions))
@@ -118,20 +118,20 @@ def position_weights(given: Tensor | None, outputs: Tensor, counted: Tensor | No
 
 
 def example_weights(given: Tensor | None, units: Tensor) -> Tensor:
-    """(n,) weights of examples whose positions weigh (n, t): their own, or one; zero where no position counts."""
+    """(n,) weights of examples from weights (n, t) of positions: their own, or one; zero if no position counts."""
     counts = (units > 0).any(1).to(units.dtype)
     return counts if given is None or given.ndim > 1 else counts * given.to(units.dtype)
 
 
 def diagonal_blocks(matrices: Tensor, count: int) -> Tensor:
-    """(n, t k, t q) to the t blocks on the diagonal of each matrix, (n, t, k, q)."""
+    """The t blocks (n, t, k, q) on the diagonals of matrices (n, t k, t q)."""
     n, k, q = matrices.shape
     shaped = matrices.reshape(n, count, k // count, count, q // count)
     return shaped.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
 
 def block_diagonal(blocks: Tensor) -> Tensor:
-    """(groups, size, k, q) to (groups, size k, size q)."""
+    """Block-diagonal matrices: (groups, size, k, q) to (groups, size k, size q)."""
     groups, size, k, q = blocks.shape
     wide = blocks.new_zeros(groups, size, k, size, q)
     at = torch.arange(size, device=blocks.device)
@@ -140,7 +140,7 @@ def block_diagonal(blocks: Tensor) -> Tensor:
 
 
 def check_weights_given(given: Sequence[bool]) -> None:
-    """Raise unless weights came with every batch or with none."""
+    """Raise unless every batch has weights or none has."""
     if len(set(given)) > 1:
         raise InputError(
             f"expected sample weights in every batch or in none, got them in batch {given.index(True)} and none in "
@@ -149,7 +149,7 @@ def check_weights_given(given: Sequence[bool]) -> None:
 
 
 def none_if_ones(weights: Tensor) -> Tensor | None:
-    """Weights of all examples (n,), `None` if all are one; an error if none is above zero."""
+    """Weights of all examples (n,), or `None` if all are one; raise if none is above zero."""
     if not bool((weights > 0).any()):
         raise TargetError(
             f"expected at least one training example that counts, got {len(weights)} that are all ignored or of "
@@ -162,7 +162,7 @@ def none_if_ones(weights: Tensor) -> Tensor | None:
 
 
 def example_fingerprints(batches: Batches) -> Tensor:
-    """Read all data once: a fingerprint of every example of all processes, (n,), and which of them each one has."""
+    """Read all data once; return a fingerprint (n,) of every example of all processes, and note each one's share."""
     passes = batches.passes
     parts: list[Tensor] = []
     for batch in batches.read("data"):

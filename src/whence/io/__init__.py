@@ -1,4 +1,4 @@
-"""Fits in files: one self-contained safetensors file each, checked before it is used."""
+"""Saved fits: one self-contained safetensors file each, checked before use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a fit: the sums of every pass over the data, in files from which the same call resumes."""
+"""Checkpoints of a fit: files with the sums of every pass over the data, from which the same call resumes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Checkpoint:
         self._state: State = {}
 
     def begin(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
-        """Open the next pass and fill its state: how many examples are in it, `None` for all of them."""
+        """Start the next pass and restore its state; return how many examples it includes, `None` for all."""
         self._number += 1
         self._state, self._last = state, time.monotonic()
         known = sorted({checksum(one) for one in given})
@@ -52,7 +52,7 @@ class Checkpoint:
             if type(done) is not int or not -1 <= done <= self.examples:
                 raise damaged(saved.path, "it does not say how many examples are in it")
             if any(saved.fields.get(name) != value for name, value in self._description.items()):
-                return 0  # made from other numbers, on another machine for example: this pass starts from zero
+                return 0  # from other numbers, for example another machine's: the pass starts from zero
             if saved.entries.keys() != state.keys():
                 raise damaged(saved.path, "it holds other sums than this pass makes")
             for name, entry in saved.entries.items():
@@ -66,12 +66,12 @@ class Checkpoint:
         return None if done == -1 else done
 
     def save_if_due(self, done: int) -> None:
-        """Save the state, which has this number of examples in it, if the last save was long ago."""
+        """Save the state, which includes `done` examples, if the last save was long ago."""
         if time.monotonic() - self._last >= self.every:
             self._write(done)
 
     def finish(self) -> None:
-        """Save the state, which has all examples in it, and release it."""
+        """Save the state, which includes all examples, and release it."""
         self._write(-1)
         self._state = {}
 
@@ -93,10 +93,10 @@ def open_checkpoint(
     limit: int,
     progress: Progress,
 ) -> tuple[Checkpoint, int]:
-    """Begin a checkpoint, or continue one; with the memory limit of the fit, in bytes.
+    """Begin or continue a checkpoint; also return the memory limit of the fit, in bytes.
 
-    The folder may hold a checkpoint of the same fit already: the same options (in JSON), the same model and the same
-    fingerprints (n,) of the training examples. Its memory limit then replaces `limit`.
+    The folder may already hold a checkpoint of the same fit: the same options (in JSON), model and fingerprints (n,) of
+    the training examples. Its memory limit then replaces `limit`.
     """
     _prepare(folder)
     draft = Draft()
@@ -115,7 +115,7 @@ def open_checkpoint(
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, or remove what a process left that was killed while it wrote."""
+    """Make the folder, and remove partial files of a process that was killed while writing."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise InputError(f"expected a folder for the checkpoint, got {str(folder)!r}, which is a file or a link.")
     if not folder.parent.is_dir():
@@ -131,7 +131,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _check_same_fit(saved: Saved, draft: Draft, model: nn.Module, fingerprints: Tensor) -> int:
-    """Raise unless the checkpoint is of this fit; return its memory limit."""
+    """Raise unless the checkpoint belongs to this fit; return its memory limit."""
     fields = saved.fields
     if fields.get("kind") != "start":
         raise damaged(saved.path, "it does not say which fit it is of")
@@ -160,7 +160,7 @@ def _check_same_fit(saved: Saved, draft: Draft, model: nn.Module, fingerprints: 
 
 
 def json_of(option: Any, depth: int = 3) -> Any:
-    """An option as JSON: the same text for the same option, down to `depth` levels of objects inside each other.
+    """An option as JSON: the same text for the same option, down to `depth` levels of nested objects.
 
     Examples:
         >>> json_of(torch.float64), json_of(0.5), json_of(len)

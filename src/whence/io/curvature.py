@@ -1,4 +1,4 @@
-"""Fitted curvatures in a file: one table of the fields, dtypes and shapes of every class, and how they are read."""
+"""Fitted curvatures in a file: one table with the fields, dtypes and shapes of every class, and their readers."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ RECORDS: dict[type, Mapping[str, Any]] = {
         "transposed": "flag",
     },
 }
-"""The fields that are saved of every class: for a tensor its dtype and the names of its axes, for others their kind and
-bounds or choices, or another class; "?" in front of those that may be missing. All other fields follow from these."""
+"""The saved fields of every class. A tensor has its dtype and the names of its axes; other fields have their kind with
+bounds or choices, or another class. "?" marks fields that may be missing. All other fields follow from these."""
 
 
 def write(draft: Draft, name: str, value: Any) -> Draft:
-    """Write an object of the table, which is a part of its own, a tensor, or a field, if there is one."""
+    """Write a value: an object of the table as its own part, a tensor, or a field; `None` is left out."""
     if type(value) not in RECORDS:
         draft.put(**{name: value})
         return draft
@@ -94,7 +94,7 @@ def write(draft: Draft, name: str, value: Any) -> Draft:
 
 
 def read(saved: Saved, kind: type[R], **known: Any) -> R:
-    """Read an object of the table, except for the fields that are known."""
+    """Read an object of the table, except for its `known` fields."""
     return kind(**known, **{name: _field(saved, name, how) for name, how in RECORDS[kind].items() if name not in known})
 
 
@@ -111,7 +111,7 @@ def _field(saved: Saved, name: str, how: Any) -> Any:
 
 
 def _write_stream(draft: Draft, stream: LayerGradients) -> None:
-    """The blocks that the capture found, their sizes and notes."""
+    """Write the blocks found by the capture, their sizes and notes."""
     write(draft, "sizes", stream.sizes)
     draft.put(notes=stream.notes, blocks=len(stream.blocks))
     for at, block in enumerate(stream.blocks):
@@ -119,7 +119,7 @@ def _write_stream(draft: Draft, stream: LayerGradients) -> None:
 
 
 def _read_stream(saved: Saved, problem: Linearization) -> LayerGradients:
-    """Layer gradients with the blocks of the first capture, verified on the training data where they are given."""
+    """Layer gradients with the blocks of the first capture, verified on the training data if given."""
     count = saved.whole("blocks", 1, len(problem.selection.parameters))
     blocks = tuple(_read_block(saved.part(f"layer_{at}"), problem) for at in range(count))
     if sorted(name for block in blocks for name in block.parameters) != sorted(problem.selection.parameters):
@@ -148,7 +148,7 @@ BASES: dict[str, dict[str, tuple[str, ...]]] = {
     "rows": {"inputs": ("i", "any")},
     "dense": {"inputs": ("i", "any")},
 }
-"""Sides of a basis that is not the identity, by the kind of the block, and their axes."""
+"""Sides of a basis that is not the identity, and their axes, for each kind of block."""
 
 
 def _read_basis(saved: Saved, block: Block) -> Basis:
@@ -241,7 +241,7 @@ def _read_dual(saved: Saved, problem: Linearization, meats: Meats) -> tuple[Fitt
 
 
 def _read_iterative(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
-    """Read when solves stop. Predictions read the training data."""
+    """Read tolerance and iterations of the solves. Predictions read the training data."""
     notes = saved.texts("notes")
     bread = read(saved, FittedIterative, problem=problem, notes=notes, jacobian=_jacobian(problem, notes))
     return bread, AlignmentSandwich(bread, meats)
@@ -290,14 +290,14 @@ def _read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[
     curvature, noise = map(list, zip(*moments, strict=True))
     score, step = map(list, zip(*vectors, strict=True))
     if problem.device.type == "cuda" and any(one.basis.outside and not one.rounded for one in weights):
-        stream.problem = problem = replace(problem, precision="float32")  # made for exact products, and bear no others
+        stream.problem = problem = replace(problem, precision="float32")  # these weights need exact products
     known: dict[str, Any] = {"problem": problem, "stream": stream, "bases": bases, "rotations": rotations, "step": step}
     bread = read(saved, FittedSpectral, spectrum=Spectrum(curvature, noise, score), **known)
     return bread, SpectralSandwich(bread, tuple(names), weights)
 
 
 def _read_rotation(saved: Saved, basis: Basis) -> Basis:
-    """The rotation of the leading coordinates in `basis` to those in the meats' own."""
+    """The rotation from the leading coordinates in `basis` to those in the meats' own basis."""
     part, kind = saved.part("rotation"), basis.block.kind
     sides = [side for side in ("inputs", "outputs") if part.has(side)]
     if sides != list(BASES[kind]) or kind == "rows":
@@ -321,4 +321,4 @@ KINDS: dict[str, tuple[type[FittedCurvature], Writer | None, Reader]] = {
     "matrix_free": (FittedIterative, None, _read_iterative),
     "spectral": (FittedSpectral, _write_spectral, _read_spectral),
 }
-"""Every fitted curvature of whence, and what is written and read beside the fields of its table."""
+"""Every fitted curvature of whence, with the writer and reader for everything beyond its table."""

@@ -24,19 +24,19 @@ from torch import Tensor
 from whence.errors import CorruptArtifactError, FormatError, InputError, MissingFileError
 
 FORMAT = 7
-"""The format that is written and read."""
+"""The format of files that are written and read."""
 
 MAX_HEADER_BYTES, MAX_HEADER_ITEMS = 16 * 2**20, 2**20
-"""Bytes, and entries of lists and tables, in the largest header: an entry takes a hundred bytes once it is parsed."""
+"""Largest header, in bytes and in entries of lists and tables: a parsed entry takes a hundred bytes."""
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64, "I32": torch.int32}
-"""Dtypes that are saved, by their names in safetensors."""
+"""Dtypes that can be saved, by their names in safetensors."""
 
 START = re.compile(rb'\{"__metadata__":\{"whence":"\{\\"format\\":([0-9]{1,9}),\\"sha256\\":\\"([0-9a-f]{64})\\",')
-"""How every header begins, so that format and checksum are found without parsing."""
+"""Start of every header, so that format and checksum are found without parsing."""
 
 ZEROS = b"0" * 64
-"""Stands for the checksum while it is computed."""
+"""Placeholder for the checksum while it is computed."""
 
 LARGEST = 2**48
 """An upper bound on all sizes."""
@@ -44,10 +44,10 @@ LARGEST = 2**48
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which takes the place of `path` once all of it is on the disk, and is removed on an error.
+    """A file to write, which replaces `path` once it is completely on disk, and is removed on an error.
 
-    It is written beside its target, so that the last step is a rename, which happens as a whole or not at all. A
-    process that is killed meanwhile leaves a folder named `.whence-*.part` behind, and the target as it was.
+    It is written next to its target, so that the last step is an atomic rename. A process that is killed meanwhile
+    leaves a folder named `.whence-*.part` behind, and the target unchanged.
     """
     if not path.parent.is_dir():
         raise InputError(f"expected a folder that exists to save in, got {str(path.parent)!r}. Make it first.")
@@ -64,7 +64,7 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # not every system flushes a folder
+    with suppress(OSError):  # not every system can flush a folder
         _flush(path.parent)
 
 
@@ -81,7 +81,7 @@ def write_file(path: Path, manifest: Mapping[str, Any], tensors: Mapping[str, Te
     """Save a manifest and tensors."""
     described = {"format": FORMAT, "sha256": ZEROS.decode(), "manifest": manifest}
     text = json.dumps(described, allow_nan=False, separators=(",", ":"))
-    apart: dict[str, Tensor] = {}  # safetensors takes contiguous tensors that do not share memory
+    apart: dict[str, Tensor] = {}  # safetensors needs contiguous tensors that do not share memory
     storages = set()
     for name, tensor in tensors.items():
         whole = tensor.detach().contiguous()
@@ -107,7 +107,7 @@ def write_file(path: Path, manifest: Mapping[str, Any], tensors: Mapping[str, Te
 
 
 def _sha256(file: BinaryIO, header: bytes, start: int) -> bytes:
-    """Checksum of a whole file, with zeros in place of the checksum itself; the header has been read already."""
+    """Checksum of a whole file, with zeros in place of the checksum itself; the header is already read."""
     digest = hashlib.sha256(len(header).to_bytes(8, "little"))
     digest.update(header[:start] + ZEROS + header[start + len(ZEROS) :])
     while chunk := file.read(2**20):
@@ -122,7 +122,7 @@ def _items(header: bytes) -> int:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Saved]:
-    """Open a file, which must be a plain file (no link, no folder, no pipe), of this format, and undamaged."""
+    """Open a file; raise unless it is a plain file (no link, folder or pipe), of this format, and undamaged."""
     shown = repr(str(path))
     _check_file(path, shown)
     try:
@@ -146,7 +146,7 @@ def opened(path: Path) -> Iterator[Saved]:
 
 
 def _check_file(path: Path, shown: str) -> None:
-    """Check format and checksum, without keeping any of the file."""
+    """Check format and checksum, without keeping the contents."""
     if path.is_symlink():
         raise InputError(
             f"expected a file, got the symbolic link {shown}. Pass what it points to, if you trust it: "
@@ -179,7 +179,7 @@ def _check_file(path: Path, shown: str) -> None:
 
 
 def _parse(text: str, path: str) -> dict[str, Any]:
-    """A table in JSON, without names that occur twice and without NaN or infinity."""
+    """Parse a JSON object, without duplicate names, NaN or infinity."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -200,7 +200,7 @@ def _parse(text: str, path: str) -> dict[str, Any]:
 
 
 def damaged(path: str, what: str) -> CorruptArtifactError:
-    """The error for a file that is not as whence wrote it."""
+    """The error for a file that differs from what whence wrote."""
     return CorruptArtifactError(
         f"expected a whole file as whence saved it, got a damaged one in {path}: {what}. "
         "Copy or download it again, or fit and save again."
@@ -213,18 +213,18 @@ class Draft:
 
     fields: dict[str, Any] = field(default_factory=dict)  # numbers and texts, in parts
     tensors: dict[str, Tensor] = field(default_factory=dict)  # by their full name
-    # Of tensors that are not stored axis by axis, how their axes follow each other in memory: products of matrices
-    # round differently for another order.
+    # Order of the axes in memory, for tensors that are not stored axis by axis: matrix products round differently in
+    # another order.
     orders: dict[str, list[int]] = field(default_factory=dict)
     name: str = ""  # of this part
 
     def part(self, name: str) -> Draft:
-        """A part of its own."""
+        """A new part."""
         fields = self.fields[name] = {}
         return Draft(fields, self.tensors, self.orders, f"{self.name}{name}.")
 
     def put(self, **values: Any) -> None:
-        """Write tensors, and fields that JSON knows; `None` is left out."""
+        """Write tensors, and fields that JSON can hold; `None` is left out."""
         for name, value in values.items():
             if not isinstance(value, Tensor):
                 self.fields.update({} if value is None else {name: plain(value)})
@@ -242,7 +242,7 @@ class Draft:
 
 
 def printable(text: str, most: int | None = None) -> str:
-    """A text from a file for a message: without control characters, and not too long.
+    """A text from a file, for a message: without control characters, and shortened.
 
     Examples:
         >>> printable(chr(27) + "[2J").isprintable(), printable("longer", 4)
@@ -253,7 +253,7 @@ def printable(text: str, most: int | None = None) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value that JSON can hold: infinity and NaN become a list with their name."""
+    """Convert to a value that JSON can hold: infinity and NaN become a list with their name."""
     if isinstance(value, float) and not math.isfinite(value):
         return [str(value)]
     return list(value) if isinstance(value, tuple) else value
@@ -273,35 +273,35 @@ def number(value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class Saved:
-    """A part of what was saved; every field and shape is checked when it is read.
+    """A part of a saved file; every field and shape is checked when it is read.
 
-    Axes of tensors have names. The first tensor with an axis sets its size, and later ones must agree; "any" is free.
+    Axes have names. The first tensor with an axis sets its size, and later ones must agree; "any" is not checked.
     """
 
     path: str  # of the file, for messages
     file: Any  # opened by safetensors
     entries: Mapping[str, Tensor]  # all tensors of the file, on the meta device
-    orders: Mapping[str, Any]  # of axes in memory, by name of the tensor, where they are not in order
+    orders: Mapping[str, Any]  # order of axes in memory, by name of the tensor, unless standard
     fields: Mapping[str, Any]  # numbers and texts of this part
-    device: torch.device  # where tensors go
-    # The dtypes that a tensor may have, by the names that `tensor` takes.
+    device: torch.device  # device for tensors
+    # Allowed dtypes of a tensor, by the names that `tensor` takes.
     dtypes: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict)
-    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of axes, by name; several where one name is all
-    used: set[str] = field(default_factory=set)  # names of all tensors so far
+    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of axes, by name; several if one name is all
+    used: set[str] = field(default_factory=set)  # names of all tensors read so far
     name: str = ""  # of this part
 
     def part(self, name: str) -> Saved:
-        """A part of its own, which knows the sizes of this one."""
+        """A part inside this one, which inherits its sizes."""
         fields = self._checked(name, "a part", lambda one: isinstance(one, dict))
         return replace(self, fields=fields, sizes=dict(self.sizes), name=f"{self.name}{name}.")
 
     def read(self, full: str) -> Tensor:
-        """A tensor by its full name, in memory of its own."""
+        """A tensor by its full name, as a copy."""
         tensor: Tensor = self.file.get_tensor(full)
         return tensor.clone()
 
     def has(self, name: str) -> bool:
-        """Whether there is such a tensor, field or part."""
+        """Whether a tensor, field or part of this name exists."""
         return self.name + name in self.entries or name in self.fields
 
     def tensor(self, name: str, dtype: str, *axes: str) -> Tensor:
@@ -368,7 +368,7 @@ class Saved:
         return self._list(name, f"rows of {columns} cells", lambda row: type(row) is list and len(row) == columns)
 
     def wrong(self, name: str, wanted: str) -> CorruptArtifactError:
-        """The error for something that is missing or not what it must be."""
+        """The error for something missing or wrong."""
         return damaged(self.path, f"{self.name}{name} is missing, or not {wanted}")
 
     def _checked(self, name: str, wanted: str, sound: Callable[[Any], bool]) -> Any:

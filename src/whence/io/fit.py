@@ -1,4 +1,4 @@
-"""A fit in a file: the linearized problem, the curvature and what follows from them, written and read back."""
+"""Writing and reading a fit: the linearized problem, the curvature and what follows from them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from whence.runtime.model_state import as_bytes, check_model, fingerprint, prese
 T = TypeVar("T")
 
 COMPARED = 5
-"""Training batches on which the outputs must be those of the fit, evenly spaced where the loader allows it."""
+"""Number of training batches whose outputs are compared with the fit's, evenly spaced if the loader allows it."""
 
 
 def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path) -> None:
@@ -88,7 +88,7 @@ def restore(
     limit: float | None,
     progress: bool,
 ) -> T:
-    """Read a fit from a file; `build` makes a tracer of its parts, the other arguments are those of `whence.load`."""
+    """Read a fit from a file; `build` makes a tracer from its parts; other arguments as in `whence.load`."""
     with opened(path) as saved:
         check_model(model)
         network = Network(model)
@@ -112,7 +112,7 @@ def restore(
 
 
 def _dtypes(saved: Saved) -> dict[str, tuple[torch.dtype, ...]]:
-    """The dtypes that tensors may have, by the names that `Saved.tensor` takes."""
+    """Allowed dtypes of tensors, by the names that `Saved.tensor` takes."""
     floats = {str(dtype): dtype for dtype in (torch.float64, torch.float32)}
     return {
         **{name: (floats[saved.text(name, *floats)],) for name in ("algebra", "working")},
@@ -126,7 +126,7 @@ def _dtypes(saved: Saved) -> dict[str, tuple[torch.dtype, ...]]:
 def _build(saved: Saved, problem: Linearization, limit: float | None, build: Callable[..., T]) -> T:
     """Read the other parts of a fit and build it."""
     for parameter in problem.selection.parameters.values():
-        parameter.requires_grad_(True)  # the model may be frozen by now; restored on exit
+        parameter.requires_grad_(True)  # the model may be frozen now; restored on exit
     n, k = problem.n, problem.k
     each = problem.width if problem.sketch is None else 1
     saved.sizes.update(n=(n,), k=(k,), each=(each,), parameters=(problem.selection.size,))
@@ -173,9 +173,9 @@ def _build(saved: Saved, problem: Linearization, limit: float | None, build: Cal
 
 
 def _compare(problem: Linearization, bread: Any) -> None:
-    """Check on a few batches that these are the training data, and that the outputs are those of the fit.
+    """Check on a few batches that these are the training data, and that the outputs equal those of the fit.
 
-    Mixtures of outputs are checked on every batch that is read: see `HessianSketch`.
+    Mixtures of outputs are checked on every batch when it is read: see `HessianSketch`.
     """
     first = None
     for place, batch in problem.batches.sample(COMPARED):
@@ -208,7 +208,7 @@ def _diagnostics(saved: Saved) -> Diagnostics:
 
 
 def _write_problem(draft: Draft, problem: Linearization) -> None:
-    """Write a problem; of the training data only fingerprints, by which they are recognised."""
+    """Write a problem; training data are represented only by fingerprints."""
     likelihood, batches, sketch = problem.likelihood, problem.batches, problem.sketch
     own, options = _class_and_options(likelihood)
     draft.part("likelihood").put(name=likelihood.name, own=own, **options)
@@ -261,7 +261,7 @@ def _read_problem(
 
 
 def _read_sketch(saved: Saved, network: Network, likelihood: Likelihood, outputs: Tensor) -> HessianSketch:
-    """The sketch of a problem, with the labels that were sampled."""
+    """The sketch of a problem, with its sampled labels."""
     labels = saved.part("labels")
     known = {"network": network, "likelihood": likelihood, "dtype": outputs.dtype}
     found = read(saved.part("sketch"), HessianSketch, seed=labels.whole("seed", 0, 2**63), **known)
@@ -276,13 +276,13 @@ def _read_sketch(saved: Saved, network: Network, likelihood: Likelihood, outputs
 
 
 def _read_budget(saved: Saved, limit: float | None, device: torch.device) -> Budget:
-    """The memory limit of the fit, or what is free now, if less: chunks of equal size have equal rounding errors."""
+    """The memory limit of the fit, or the free memory if less: equal chunks give equal rounding errors."""
     planned = saved.whole("limit", 0, 2**62)
     return Budget(device, min(planned, Budget(device).limit) if limit is None else limit)
 
 
 def _read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
-    """The likelihood of the fit: one of whence, or the given one, where a user wrote it."""
+    """The likelihood of the fit: one of whence, or the given one if it is a user's own."""
     own = saved.text("own")
     if own:
         if given is None or _class_and_options(given)[0] != own:
@@ -304,7 +304,7 @@ def _read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
 
 
 def _class_and_options(likelihood: Likelihood) -> tuple[str, dict[str, Any]]:
-    """The full name of a user's own class, whose options are not known; empty, and the options, for those of whence."""
+    """Full name of a user's own class, without options; for whence's classes an empty name, and the options."""
     kind = type(likelihood)
     if kind not in LIKELIHOODS.values():
         return f"{kind.__module__}.{kind.__qualname__}", {}
@@ -323,7 +323,7 @@ def _read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, l
     prints = [tuple(part.tolist()) for part in fingerprints.split(lengths)]
     data, positional = NO_DATA if loader is None else loader, saved.whole("positional", 1)
     found = Batches(data, saved.device, progress, [], prints, True, positional, retarget, saved=True)
-    found.notes = saved.texts("notes")  # what the fit noted about the loader
+    found.notes = saved.texts("notes")  # the fit's notes about the loader
     return found
 
 
@@ -340,7 +340,7 @@ def write_model(draft: Draft, model: nn.Module) -> None:
 
 
 def _modules_of(model: nn.Module) -> list[list[str]]:
-    """Name, class and options of every module; options as it prints them, which another torch may print otherwise."""
+    """Name, class and options of every module; options as printed, which may differ between versions of torch."""
     return [
         [name, type(module).__name__, ADDRESS.sub("0x", module.extra_repr())]
         for name, module in model.named_modules(remove_duplicate=False)
@@ -387,7 +387,7 @@ def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> None:
 
 
 def rescale(saved: Saved, model: LeafSum) -> None:
-    """Give leaf values the scale of the fit, which came from the training data."""
+    """Set the scale of the leaf values to that of the fit, which came from the training data."""
     if not saved.has("scale"):
         raise _other_model("trees where a network was")
     sizes = {"leaves": tuple(model.scale.shape)}
@@ -399,7 +399,7 @@ def rescale(saved: Saved, model: LeafSum) -> None:
 
 
 def _safe(thing: Any) -> str:
-    """Something from a file, for a message."""
+    """Text from a file, made safe for a message."""
     return printable(str(thing), 120)
 
 

@@ -1,13 +1,13 @@
 """Per-example gradients of any model, layer by layer: one forward pass, and backward passes down to layer outputs only.
 
-A torch function mode records the calls that use a selected parameter in a way a rule understands, with their inputs and
-their place in the graph. What no rule understands is differentiated by the functional fallback.
+A torch function mode records the calls that use a selected parameter in a way that a rule understands, with their
+inputs and their place in the graph. Other uses are differentiated by the functional fallback.
 
-The capture is verified on a few examples against autograd. On every batch that follows, the graph shows whether
-parameters are used in a way that was not recorded; uses that had no gradient before, or did not occur, are verified on
-the first batch where they have one; and where the model may have reordered the rows of its batch, they are verified on
-that batch. Where the examples of a batch cannot be separated, they are run one at a time; what cannot be captured at
-all is refused.
+The capture is verified on a few examples against autograd. On every later batch, the graph shows whether parameters are
+used in a way that was not recorded. Uses that had no gradient before, or did not occur, are verified on the first batch
+where they have one. If the model may have reordered the rows of a batch, their places are verified on that batch. If
+the examples of a batch cannot be separated, they are run one at a time. Whatever cannot be captured at all raises an
+error.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from whence.runtime.processes import ProcessGroup
 
 @dataclass(frozen=True)
 class Captured:
-    """One batch, run under capture; holds the graph until `tangents(..., last=True)`."""
+    """One batch, run under capture; keeps the graph until `tangents(..., last=True)`."""
 
     blocks: Sequence[Block]
     graph: Tensor  # the outputs (n, k), with their graph
-    records: Sequence[Record]  # the uses that they depend on
+    records: Sequence[Record]  # the recorded uses that the outputs depend on
     layouts: Sequence[Layout]  # where the examples are in the output of each use
-    fallback: Vectorized | OneByOne | None  # for the parameters that no rule covers
-    vectorized: bool = False  # whether one vectorised backward pass was verified to give the same as several
+    fallback: Vectorized | OneByOne | None  # for parameters that no rule covers
+    vectorized: bool = False  # whether one vectorised backward pass was verified to equal several
 
     @property
     def outputs(self) -> Tensor:
@@ -51,8 +51,8 @@ class Captured:
     def tangents(self, cotangents: Tensor, *, last: bool = False, batched: bool | None = None) -> list[Tangent]:
         """Pull cotangents (c, n, k) back to every block; `last` frees the graph.
 
-        With `batched` they go through one vectorised backward pass, by default where that was verified to give the
-        same. It is up to 1.7 times as fast on a GPU, no faster on a CPU, and some kernels have no such form.
+        With `batched` they go through one vectorised backward pass; the default is to do so if it was verified to give
+        the same. It is up to 1.7 times as fast on a GPU, no faster on a CPU, and some kernels have no such form.
         """
         cotangents = cotangents.to(self.outputs)
         batched = (self.vectorized if batched is None else batched) and len(cotangents) > 1
@@ -77,22 +77,22 @@ class CapturedOneByOne:
         return torch.cat([one.outputs for one in self.examples])
 
     def tangents(self, cotangents: Tensor, *, last: bool = False, batched: bool | None = None) -> list[Tangent]:
-        """As of `Captured`."""
+        """As for `Captured`."""
         each = [one.tangents(cotangents[:, at : at + 1], last=last) for at, one in enumerate(self.examples)]
         return [concatenate(tangents) for tangents in zip(*each, strict=True)]
 
 
 class Capture:
-    """Gives the tangents of a model, batch by batch; see the top of this module for what is verified when.
+    """Computes the tangents of a model, batch by batch; the top of this module says what is verified when.
 
     Args:
         call: Runs the model on a batch of inputs; outputs (n, k).
         parameters: The selected parameters by name; all of them require gradients.
-        example_inputs: The first batch; it is verified on a few of its examples.
-        more: Other batches of a few examples, that use parameters which the first one does not.
-        blocks: Those of an earlier capture of the same model, for parameters that these examples do not use.
-        later_notes: A list for notes on batches that come later.
-        lowered: A call of the same model in lower precision, and which, that is used once the capture is verified.
+        example_inputs: The first batch; the capture is verified on a few of its examples.
+        more: Further batches of a few examples that use parameters not used by the first.
+        blocks: Blocks of an earlier capture of the same model, for parameters that these examples do not use.
+        later_notes: A list for notes on later batches.
+        lowered: A call of the same model in lower precision, and that precision, used once the capture is verified.
 
     Example:
         >>> import torch
@@ -120,18 +120,18 @@ class Capture:
     ) -> None:
         self._call = call
         self._parameters = dict(parameters)
-        self._recorded = dict(parameters)  # those whose uses are recorded
+        self._recorded = dict(parameters)  # parameters whose uses are recorded
         self._batch_axes = BatchAxes()
-        self._known: dict[tuple[Any, ...], Layout | None] = {}  # by kind of use; None where batches differ
-        self._verified: Counter[tuple[Any, ...]] = Counter()  # how many uses of a kind were compared with autograd
-        self._runner: type[Vectorized | OneByOne] = Vectorized  # or, where that fails, `OneByOne`
-        self._unverified_fallback: set[str] = set()  # without a gradient so far
+        self._known: dict[tuple[Any, ...], Layout | None] = {}  # by kind of use; None if batches differ
+        self._verified: Counter[tuple[Any, ...]] = Counter()  # number of uses of each kind compared with autograd
+        self._runner: type[Vectorized | OneByOne] = Vectorized  # or `OneByOne` if that fails
+        self._unverified_fallback: set[str] = set()  # fallback parameters without a gradient so far
         self._one_by_one = False
         self._settled = False  # whether the first examples are verified
         self._notes: list[str] = []
         self._vectorized = False
         self.blocks: tuple[Block, ...] = ()  # the selected parameters, in their order
-        self.fallback: dict[str, str] = {}  # parameters differentiated by the functional fallback, and why
+        self.fallback: dict[str, str] = {}  # parameters left to the functional fallback, and why
         self.without_uses: set[str] = set()  # parameters that none of the examples used
         references = [verify.autograd_reference(call, parameters, inputs) for inputs in (example_inputs, *more)]
         self._precision = max((one.precision for one in references), key=lambda dtype: torch.finfo(dtype).eps)
@@ -149,7 +149,7 @@ class Capture:
             ) from error
         for reference in references:
             self._run_fallback(reference.inputs, reference)
-        self.notes = tuple(dict.fromkeys(self._notes))  # what went another way than usual, for diagnostics
+        self.notes = tuple(dict.fromkeys(self._notes))  # anything unusual, for diagnostics
         self._notes = [] if later_notes is None else later_notes
         self._settled = True
         if lowered is not None:
@@ -158,7 +158,7 @@ class Capture:
             self._vectorized = self.vectorizes(take(example_inputs, slice(0, 2)))
 
     def vectorizes(self, inputs: Inputs) -> bool:
-        """Whether one vectorised backward pass gives what one pass for each cotangent gives, on these inputs."""
+        """Whether one vectorised backward pass equals one pass for each cotangent, on these inputs."""
         try:
             run = self.run(inputs)
             cotangents = normal_numbers((2, *run.outputs.shape), 0, run.outputs)
@@ -167,7 +167,7 @@ class Capture:
             return all(verify.close(other, one, verify.tolerance(one.dtype, one.device)) for one, other in pairs)
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception:  # whatever vmap cannot follow: one cotangent after the other works always
+        except Exception:  # anything vmap does not support: one cotangent at a time always works
             return False
 
     def uses(self, inputs: Inputs) -> set[str]:
@@ -176,7 +176,7 @@ class Capture:
         return found.unrecorded.union(*(record.parameters for record in found.reached))
 
     def run(self, inputs: Inputs) -> Captured | CapturedOneByOne:
-        """Run the model on a batch and keep what its tangents need."""
+        """Run the model on a batch and keep what the tangents need."""
         n = batch_size(inputs, "this batch")
         if n > 1 and self._one_by_one:
             return self._run_one_by_one(inputs)
@@ -200,11 +200,11 @@ class Capture:
             return self._run_one_by_one(inputs, "the model reorders the examples of a batch")
         unverified_blocks = [block for block in self.blocks if block.name in self._unverified_fallback]
         fallback = self._run_fallback(inputs, self._reference(batch, unverified_blocks) if unverified_blocks else None)
-        together = self._vectorized and not isinstance(inputs, SoftmaxColumns)  # whose outputs are many
+        together = self._vectorized and not isinstance(inputs, SoftmaxColumns)  # these have many outputs
         return Captured(self.blocks, outputs, placed, layouts, fallback, together)
 
     def _record(self, inputs: Inputs) -> tuple[Tensor, list[Record]]:
-        """Run the model on a batch: outputs with their graph, and every use of the parameters that a rule reads."""
+        """Run the model on a batch: outputs with their graph, and every recorded use of the parameters."""
         n = batch_size(inputs, "this batch")
         with differentiable(), Recorder(READERS, self._recorded, n, self._batch_axes) as recorder:
             outputs = self._call(inputs)
@@ -217,7 +217,7 @@ class Capture:
         return verify.reference_on_graph(batch.outputs, batch.inputs, wanted, self._precision)
 
     def _run_one_by_one(self, inputs: Inputs, why: str = "") -> CapturedOneByOne:
-        """Run the examples of this batch, and of all that follow, one at a time."""
+        """Run the examples of this batch, and of all later ones, one at a time."""
         if why:
             self._one_by_one = True
             self._notes.append(f"examples were run one at a time, since {why}")
@@ -228,7 +228,7 @@ class Capture:
     # --- Verification -------------------------------------------------------------------------------------------------
 
     def _verify_first(self, references: Sequence[verify.AutogradReference], blocks: Sequence[Block] | None) -> bool:
-        """Record the first examples: true if all agrees with autograd; else fewer uses are recorded next time."""
+        """Record the first examples: true if all agree with autograd; if not, fewer uses are recorded next time."""
         self._batch_axes = BatchAxes(self._batch_axes.refuted)
         self._known, self._verified = {}, Counter()
         batches = []
@@ -240,7 +240,7 @@ class Capture:
                     f"{float((outputs - reference.outputs).abs().max()):.3g} on the first batch. The model may not be "
                     "deterministic: call model.eval(), or select fewer parameters."
                 )
-            self._batch_axes.verified = True  # later axes follow from these, or are guessed and verified
+            self._batch_axes.verified = True  # later axes follow from these, or are guessed and then verified
             found = walk(outputs, records, self._recorded)
             if self._leave_to_fallback(found.unrecorded, reference.inputs):
                 return False
@@ -262,9 +262,10 @@ class Capture:
         return True
 
     def _guess_layouts(self, batch: _RecordedBatch) -> list[Record]:
-        """Give uses without a gradient a likely layout, for the factors of their inputs; return those that have none.
+        """Give uses without a gradient a likely layout, for the factors of their inputs; return those without any.
 
-        Layouts of other uses of the kind are likely, and those that fit fewer examples: sequences may be as long as n.
+        Layouts of other uses of the same kind are likely, and layouts that also fit fewer examples: a sequence may have
+        length n by chance.
         """
         unknown = [at for at, layout in enumerate(batch.layouts) if layout is None]
         if not unknown:
@@ -282,13 +283,13 @@ class Capture:
         return [batch.records[at] for at in unknown if batch.layouts[at] is None]
 
     def _can_hold(self, blocks: Sequence[Block], records: Sequence[Record]) -> bool:
-        """Whether the blocks of an earlier capture hold what is used now."""
+        """Whether the blocks of an earlier capture can hold the present uses."""
         of = _block_of_each(blocks)
         held = all(form.fits(name, of[name]) for record in records for name, form in gradient_forms(record))
         return held and all(of[name].alone for name in self.fallback)
 
     def _agrees(self, batch: _RecordedBatch, reference: verify.AutogradReference, blocks: Sequence[Block]) -> bool:
-        """Whether these gradients add up to autograd's: layouts of this batch are reused, or parameters fall back."""
+        """Whether these gradients add up to autograd's. If so, keep the layouts; if not, parameters fall back."""
         tangents = tangents_of(blocks, batch.outputs, *batch.with_layout(), reference.cotangent[None], last=False)
         wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
         if wrong:
@@ -297,7 +298,7 @@ class Capture:
             return False
         counts = Counter(record.key for record in batch.records)
         compared = {batch.records[at].key for at in batch.found}
-        for key in compared:  # guesses, of uses that had no gradient so far, give way
+        for key in compared:  # replace guesses for uses that had no gradient so far
             if not self._verified[key]:
                 self._known.pop(key, None)
         for record, layout in zip(*batch.with_layout(), strict=True):
@@ -310,7 +311,7 @@ class Capture:
         return True
 
     def _reuse_layouts(self, batch: _RecordedBatch) -> list[int]:
-        """Give records the layouts verified before, where they fit, and return the positions of those not verified."""
+        """Give records the layouts verified before if they fit; return the positions of those not verified."""
         seen: Counter[tuple[Any, ...]] = Counter()
         unverified: list[int] = []
         n = len(batch.outputs)
@@ -325,7 +326,7 @@ class Capture:
         return unverified
 
     def _check_form(self, record: Record) -> None:
-        """Refuse a use whose gradient does not have the form of its parameter's block."""
+        """Raise if the gradient of a use does not have the form of its parameter's block."""
         of = _block_of_each(self.blocks)
         for name, form in gradient_forms(record):
             if not form.fits(name, of[name]):
@@ -339,7 +340,7 @@ class Capture:
     # --- The fallback -------------------------------------------------------------------------------------------------
 
     def _leave_to_fallback(self, names: Iterable[str], inputs: Inputs, why: str = "") -> bool:
-        """Leave parameters to the functional fallback from now on, and return whether any of them is new there."""
+        """Leave parameters to the functional fallback from now on; return whether any of them is new there."""
         new = sorted(name for name in names if name in self._recorded)
         for name in new:
             reason = why or verify.uncovered_calls(self._call, self._parameters[name], inputs)
@@ -355,7 +356,7 @@ class Capture:
         return bool(new)
 
     def _run_fallback(self, inputs: Inputs, reference: verify.AutogradReference | None) -> Vectorized | OneByOne | None:
-        """Run the model for the parameters that no rule covers, if there are any; compare with autograd if given."""
+        """Run the model for parameters that no rule covers, if any; compare with autograd if a reference is given."""
         parameters = {name: self._parameters[name] for name in self.fallback}
         if not parameters:
             return None
@@ -370,7 +371,7 @@ class Capture:
             return run
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever a model may do that vmap cannot: one example at a time works always
+        except Exception as error:  # anything vmap does not support: one example at a time always works
             if self._runner is OneByOne:
                 raise
             why, names = first_line(error), ", ".join(parameters)
@@ -393,16 +394,16 @@ def _not_autograds(wrong: Mapping[str, str]) -> UncapturedParameterError:
 
 @dataclass
 class _RecordedBatch:
-    """A recorded batch: the uses that its outputs depend on, and where their examples are."""
+    """A recorded batch: the uses its outputs depend on, and where the examples are in them."""
 
     inputs: Inputs
     outputs: Tensor
     records: list[Record]
-    layouts: list[Layout | None] = field(default_factory=list)  # None for uses without a gradient, not known so far
-    found: list[int] = field(default_factory=list)  # positions of the records whose layout was found on this batch
+    layouts: list[Layout | None] = field(default_factory=list)  # None for uses without a gradient so far
+    found: list[int] = field(default_factory=list)  # positions of records whose layout was found on this batch
 
     def find_layouts(self, unverified: Sequence[int]) -> list[Record]:
-        """Find the layouts of uses that have a gradient here, and return those for which there is none."""
+        """Find the layouts of uses that have a gradient here; return those for which there is none."""
         each = verify.find_layouts(self.outputs, [self.records[at] for at in unverified])
         self.found = [at for at, layouts in zip(unverified, each, strict=True) if layouts is not None]
         for at, layouts in zip(unverified, each, strict=True):
@@ -411,20 +412,20 @@ class _RecordedBatch:
         return [self.records[at] for at in self.found if self.layouts[at] is None]
 
     def with_layout(self) -> tuple[list[Record], list[Layout]]:
-        """Records and their layouts, without those that have neither layout nor gradient."""
+        """Records that have a layout, and their layouts."""
         pairs = [(one, layout) for one, layout in zip(self.records, self.layouts, strict=True) if layout is not None]
         return [one for one, _ in pairs], [layout for _, layout in pairs]
 
 
 # --- Examples that use a parameter ------------------------------------------------------------------------------------
 
-SEARCHED_AT_ONCE = 64  # examples that are run at once
+SEARCHED_AT_ONCE = 64  # examples run at once
 
 
 def examples_using(
     wanted: set[str], capture: Capture, batches: Iterable[Batch], process_group: ProcessGroup, device: torch.device
 ) -> list[Inputs]:
-    """A few examples that use each of these parameters, the same in every process: by forward passes until found."""
+    """A few examples that use each of these parameters, the same in every process, found by forward passes."""
     missing = set(wanted)
     local: list[tuple[set[str], Inputs]] = []
     for batch in batches:
@@ -443,7 +444,7 @@ def examples_using(
 
 
 def _search(missing: set[str], capture: Capture, inputs: Inputs) -> Iterator[tuple[set[str], Inputs]]:
-    """Halve the inputs down to a few examples that use what is `missing`, which then is not any more."""
+    """Halve the inputs down to a few examples that use `missing` parameters, and remove these from `missing`."""
     names, n = missing & capture.uses(inputs) if missing else set(), batch_size(inputs, "this batch")
     if names and n <= verify.BATCH_SIZES[0]:
         missing -= names

@@ -1,8 +1,8 @@
-"""Sums and products of gradients in half precision, on a GPU, that read the gradients once.
+"""Sums and products of half-precision gradients on a GPU that read the gradients once.
 
-With torch alone the gradients are scaled or squared first, which writes and reads them once more; and where one factor
-is the same for all cotangents, torch reads and writes at a third of the speed of the memory. Needs Triton, which comes
-with torch for NVIDIA GPUs; `available` says whether its kernels run here.
+With torch alone the gradients are scaled or squared first, which writes and reads them once more; and if one factor is
+the same for all cotangents, torch reads and writes at a third of the memory speed. Needs Triton, which comes with torch
+for NVIDIA GPUs; `available` says whether the kernels run here.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 32  # of gradients, of which one program has the products with one another, or the squares
+ROWS = 32  # rows of gradients in one program, which computes their products or squares
 MOST_WEIGHTS = 16  # sets of weights in one sum of squares
-PROGRAMS = 528  # at least so many at once, four for each processor of a large GPU
-COLUMNS = 128  # coordinates of a step
-TILE = 4096  # numbers that one program holds
+PROGRAMS = 528  # least number of programs at once, four for each processor of a large GPU
+COLUMNS = 128  # coordinates in a step
+TILE = 4096  # numbers held by one program
 
 
-@triton.jit(do_not_specialize=("rows", "group", "steps"))  # compiled once, and not for every size
+@triton.jit(do_not_specialize=("rows", "group", "steps"))  # compiled once, not for every size
 def _gram_kernel(x, roots, out, rows, p, group, steps, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Products of `group` rows of x (rows, p) with one another, over one part of the coordinates, scaled by roots."""
+    """Products between `group` rows of x (rows, p), scaled by roots, over one part of the coordinates."""
     row = tl.arange(0, ROWS)
     at = tl.program_id(0).to(tl.int64) * group + row
     inside = (row < group) & (at < rows)
@@ -97,7 +97,7 @@ def _inner_kernel(x, y, out, n, c, p, by_example, by_cotangent, steps, COTANGENT
 @triton.jit(do_not_specialize=("n", "c"))
 def _position_kernel(g, z, out, n, c, t, x, TIMES: tl.constexpr, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr):
     """Sums over t of g (c, n, t, x), or of g z for z (n, t, x), for one example, cotangent and some channels."""
-    at = tl.program_id(0).to(tl.int64)  # cotangents of one example follow one another, and share z
+    at = tl.program_id(0).to(tl.int64)  # cotangents of one example are consecutive and share z
     example, cotangent = at // c, at % c
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     total = tl.zeros((POSITIONS, CHANNELS), tl.float32)
@@ -141,7 +141,7 @@ def _rescale_kernel(x, factor, out, size, COLUMNS: tl.constexpr):
 
 
 def _parts(p: int, programs: int, columns: int = COLUMNS) -> tuple[int, int]:
-    """In how many parts to sum over p coordinates where there are so many programs for each, and steps of a part."""
+    """Number of parts for a sum over p coordinates, given the programs for each part, and of steps in a part."""
     steps = triton.cdiv(p, columns)
     each = triton.cdiv(steps, min(steps, triton.cdiv(PROGRAMS, programs)))
     return triton.cdiv(steps, each), each
@@ -150,7 +150,7 @@ def _parts(p: int, programs: int, columns: int = COLUMNS) -> tuple[int, int]:
 def grams(values: Tensor, roots: Tensor) -> Tensor:
     """V diag(roots)^2 V^T of values (n, c, p) for roots (p,): (n, c, c)."""
     n, c, p = values.shape
-    each = ROWS // c  # examples that one program multiplies
+    each = ROWS // c  # examples multiplied by one program
     groups = triton.cdiv(n, each)
     parts, steps = _parts(p, groups)
     out = torch.empty(parts, groups, ROWS, ROWS, device=values.device)
@@ -174,7 +174,7 @@ def squares(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def mixtures(values: Tensor, weights: Tensor) -> Tensor:
-    """Values (n, c, p), whose coordinates are contiguous, combined by weights (n, c, q): (n, q, p)."""
+    """Combine values (n, c, p), contiguous along p, with weights (n, c, q): (n, q, p)."""
     (n, c, p), q = values.shape, weights.shape[2]
     sets = triton.next_power_of_2(q)
     columns = max(COLUMNS, TILE // sets)
@@ -187,7 +187,7 @@ def mixtures(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def inner_products(values: Tensor, others: Tensor) -> Tensor:
-    """Of values (n, c, p), whose coordinates are contiguous, with one row of each example (n, p): (n, c)."""
+    """Inner products of values (n, c, p), contiguous along p, with one row for each example (n, p): (n, c)."""
     n, c, p = values.shape
     rows = triton.next_power_of_2(c)
     columns = min(1024, max(COLUMNS, TILE // rows))
@@ -214,7 +214,7 @@ def over_positions(grads: Tensor, z: Tensor | None) -> Tensor:
 
 
 def times_channels(values: Tensor, scale: Tensor) -> Tensor:
-    """Values that lie one after the other in memory, channels last, times a scale for each channel."""
+    """Values, contiguous with channels last, times a scale for each channel."""
     out = torch.empty_like(values)
     with torch.cuda.device(values.device):
         _channel_kernel[(triton.cdiv(values.numel(), TILE),)](
@@ -224,7 +224,7 @@ def times_channels(values: Tensor, scale: Tensor) -> Tensor:
 
 
 def rescaled(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Contiguous values times a factor, a tensor in single precision, in another precision."""
+    """Contiguous values times a single-precision factor, converted to another precision."""
     out = torch.empty_like(values, dtype=dtype)
     with torch.cuda.device(values.device):
         _rescale_kernel[(triton.cdiv(values.numel(), TILE),)](values, factor, out, values.numel(), COLUMNS=TILE)
@@ -232,7 +232,7 @@ def rescaled(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def where_positive(values: Tensor, mask: Tensor) -> Tensor:
-    """Values (c, ...) where a mask (...) is above zero; both lie one after the other in memory, in the same order."""
+    """Values (c, ...) where a mask (...) is above zero, else zero; both contiguous in the same memory order."""
     out = torch.empty_like(values)
     with torch.cuda.device(values.device):
         _mask_kernel[(triton.cdiv(mask.numel(), TILE),)](values, mask, out, len(values), mask.numel(), COLUMNS=TILE)
@@ -241,7 +241,7 @@ def where_positive(values: Tensor, mask: Tensor) -> Tensor:
 
 @functools.cache
 def available(device: torch.device) -> bool:
-    """Whether the kernels run on this GPU, and rightly: Triton wants a C compiler, and a GPU that it knows."""
+    """Whether the kernels run correctly on this GPU: Triton needs a C compiler and a supported GPU."""
     try:
         values = (torch.arange(288, device=device) % 7 - 2).reshape(3, 2, 48).bfloat16()
         weights = (torch.arange(48, device=device) % 3).bfloat16()
@@ -261,5 +261,5 @@ def available(device: torch.device) -> bool:
         return all(bool((one.double() == other.double()).all()) for one, other in pairs)
     except torch.cuda.OutOfMemoryError:
         raise
-    except Exception:  # whatever a compiler may say; torch alone takes longer
+    except Exception:  # any compiler error: torch alone works, more slowly
         return False

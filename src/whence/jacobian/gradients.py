@@ -24,8 +24,8 @@ Kind = Literal["kronecker", "rows", "dense"]
 class Block:
     """Parameters whose gradients are kept together, and the matrix they form.
 
-    A kronecker block is a weight, and its bias when both are selected. The weight is read as `(e, o, i)`: its first
-    axis is split into `groups`, the axes after it are flattened; `transposed` says that they come as `(e, i, o)`
+    A kronecker block is a weight, and its bias if both are selected. The weight is read as `(e, o, i)`: its first axis
+    is split into `groups`, and the axes after it are flattened. With `transposed` it is stored as `(e, i, o)`
     (transposed convolutions, weights stored input first). The bias is the last column, so `i` is fan-in + 1.
 
     Example:
@@ -37,7 +37,7 @@ class Block:
                  [0., 0., 0., 1.]]])
     """
 
-    name: str  # for reports: that of the first parameter
+    name: str  # name of the first parameter, for reports
     parameters: tuple[str, ...]  # names of the parameters, weight first
     shapes: tuple[tuple[int, ...], ...]  # shapes of the parameters, in the same order
     kind: Kind  # "kronecker", "rows" (one matrix V x d) or "dense" (all parameters flattened, one after the other)
@@ -72,7 +72,7 @@ class Block:
         return (self.groups, o, i + self.has_bias)
 
     def to_matrix(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Lay tensors shaped as the parameters, `(..., *shape)`, out as `(..., *matrix_shape)`."""
+        """Arrange tensors of the parameters' shapes, `(..., *shape)`, as `(..., *matrix_shape)`."""
         tensors = [parameters[name] for name in self.parameters]
         lead = tensors[0].shape[: tensors[0].dim() - len(self.shapes[0])]
         if self.kind == "dense":
@@ -103,7 +103,7 @@ class Block:
 class Kronecker:
     """Gradients that are sums of outer products: sum over t of g_t a_t^T for every example, cotangent and group.
 
-    Convolutions are unfolded in `inputs()` and `grads()`; nothing is cached, so store what is used twice.
+    Convolutions are unfolded in `inputs()` and `grads()`; nothing is cached, so keep what you use twice.
 
     Example:
         >>> block = Block("fc", ("fc.weight",), ((2, 3),), "kronecker")
@@ -145,7 +145,7 @@ class Kronecker:
 
 
 class RowSums(NamedTuple):
-    """Rows of per-example gradients, each (example, row) pair once; all others are zero."""
+    """Nonzero rows of per-example gradients, with each (example, row) pair once."""
 
     rows: Tensor  # (u,)
     examples: Tensor  # (u,)
@@ -168,7 +168,7 @@ class Rows:
     grads: Tensor  # (n, c, t, d)
 
     def aggregate(self) -> RowSums:
-        """Sum the gradients of all positions of an example that look up the same row, as squares of gradients need."""
+        """Sum the gradients of all positions of an example that look up the same row, before they are squared."""
         n, size = self.index.shape[0], self.block.matrix_shape[0]
         values = self.grads.transpose(1, 2).flatten(0, 1)  # (n t, c, d)
         key = (torch.arange(n, device=self.index.device)[:, None] * size + self.index).flatten()
@@ -189,7 +189,7 @@ class Dense:
     """Gradients in no particular form: one tensor for each parameter of the block, or one for all together."""
 
     block: Block
-    parts: tuple[Tensor, ...]  # (n, c, p), with the sizes p of the block's parameters, or one for all
+    parts: tuple[Tensor, ...]  # (n, c, p) for each parameter of the block, or one for all
 
     @functools.cached_property
     def values(self) -> Tensor:
@@ -202,7 +202,7 @@ class Dense:
 
     @classmethod
     def of_parameter(cls, name: str, grads: Tensor) -> Dense:
-        """Gradients (n, c, *shape) of a parameter that is a block of its own."""
+        """Gradients (n, c, *shape) of a parameter that forms its own block."""
         block = Block(name, (name,), (tuple(grads.shape[2:]),), "dense")
         return cls(block, (grads.reshape(*grads.shape[:2], -1),))
 
@@ -211,7 +211,7 @@ Tangent: TypeAlias = Kronecker | Rows | Dense
 
 
 def concatenate(tangents: Sequence[Any]) -> Tangent:
-    """Tangents of several batches as one; where there are fewer positions, zeros are appended."""
+    """Concatenate tangents of several batches; missing positions are filled with zeros."""
     block = tangents[0].block
     if block.kind == "dense":
         return Dense(block, (torch.cat([one.values for one in tangents]),))
@@ -239,7 +239,7 @@ class Factor(ABC):
 
     @property
     def numel(self) -> int:
-        """How many numbers it holds, where they are still to be computed."""
+        """Number of values it stores, possibly before `tensor()` expands them."""
         return math.prod(self.shape)
 
     @abstractmethod
@@ -248,20 +248,20 @@ class Factor(ABC):
 
     @abstractmethod
     def project(self, basis: Tensor) -> Tensor:
-        """`tensor() @ basis` for a basis (e, i, r), by the cheapest way, in precision as `matched`: (..., e, t, r)."""
+        """`tensor() @ basis` for a basis (e, i, r), by the cheapest way, in `matched` precision: (..., e, t, r)."""
 
     def total(self, g: Tensor) -> Tensor:
         """sum_n sum_t g_t a_t^T for inputs a (n, e, t, i) and gradients (n, e, t, o): (e, o, i)."""
         return torch.einsum("neto,neti->eoi", g, self.tensor().to(g.dtype))
 
     def every(self, step: int) -> Factor:
-        """Of one in so many examples."""
+        """The factor of every `step`-th example."""
         return self if step == 1 else Whole(self.tensor()[::step])
 
 
 @dataclass(frozen=True)
 class Whole(Factor):
-    """A factor held as a tensor (..., e, t, i), with a column of ones to be appended if `ones`."""
+    """A factor stored as a tensor (..., e, t, i), to which a column of ones is appended if `ones`."""
 
     values: Tensor
     ones: bool = False
@@ -272,7 +272,7 @@ class Whole(Factor):
         return (*self.values.shape[:-1], self.values.shape[-1] + self.ones)
 
     def tensor(self) -> Tensor:
-        """The values, and the column of ones."""
+        """The values, with the column of ones."""
         if not self.ones:
             return self.values
         return torch.cat([self.values, self.values.new_ones(()).expand(*self.values.shape[:-1], 1)], -1)
@@ -281,7 +281,7 @@ class Whole(Factor):
         """`tensor() @ basis` without building the column of ones."""
         values, basis = matched(self.values, basis)
         linear, constant = (basis[:, :-1], basis[:, -1:]) if self.ones else (basis, None)
-        one = basis.shape[0] == 1  # then a batched product would copy the basis for every example
+        one = basis.shape[0] == 1  # a batched product would copy the basis for every example
         if cotangents_first(values):
             return Whole(values.transpose(0, 1), self.ones).project(basis).transpose(0, 1)
         if one and is_transposed_in_memory(values):
@@ -297,14 +297,14 @@ class Whole(Factor):
 
 @dataclass(frozen=True)
 class Concatenated(Factor):
-    """Factors concatenated only where they are needed: along t (several calls of one weight) or c (cotangents)."""
+    """Factors that are concatenated only when needed: along t (several calls of one weight) or c (cotangents)."""
 
     parts: tuple[Factor, ...]
     axis: Literal["positions", "cotangents"]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first part, with the axis summed over all."""
+        """Shape of the first part, with the axis summed over all parts."""
         sizes = [*self.parts[0].shape]
         axis = -2 if self.axis == "positions" else 1
         sizes[axis] = sum(part.shape[axis] for part in self.parts)
@@ -312,7 +312,7 @@ class Concatenated(Factor):
 
     @property
     def numel(self) -> int:
-        """Of all parts."""
+        """Number of values in all parts."""
         return sum(part.numel for part in self.parts)
 
     def tensor(self) -> Tensor:
@@ -320,7 +320,7 @@ class Concatenated(Factor):
         return self._concatenate([part.tensor() for part in self.parts])
 
     def project(self, basis: Tensor) -> Tensor:
-        """All parts, each projected before they are concatenated."""
+        """Project each part, then concatenate."""
         return self._concatenate([part.project(basis) for part in self.parts])
 
     def _concatenate(self, parts: Sequence[Tensor]) -> Tensor:
@@ -328,7 +328,7 @@ class Concatenated(Factor):
             return torch.cat([*parts], -2)
         if not is_transposed_in_memory(parts[0]):
             return torch.cat([*parts], 1)
-        # In the order of memory they have: to change it costs a slow copy.
+        # Keep the memory order: changing it costs a slow copy.
         return torch.cat([part.transpose(-1, -2) for part in parts], 1).transpose(-1, -2)
 
 
@@ -351,25 +351,25 @@ class Padded(Factor):
         return pad(values, (self.start, self.size - self.start - values.shape[-1]))
 
     def project(self, basis: Tensor) -> Tensor:
-        """Only the rows of the basis that meet the part."""
+        """Use only the rows of the basis that belong to the part."""
         return self.part.project(basis[:, self.start : self.start + self.part.shape[-1]])
 
 
 def promoted(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in a dtype that holds both: in mixed precision inputs and gradients have different ones."""
+    """Convert both to a common dtype: in mixed precision, inputs and gradients differ."""
     dtype = torch.promote_types(one.dtype, other.dtype)
     return one.to(dtype), other.to(dtype)
 
 
 def matched(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the precision of the basis; on a GPU in float16, where the values are: as many digits as TF32."""
+    """Convert both to the precision of the basis, or on a GPU to float16 if values are: as many digits as TF32."""
     if values.is_cuda and values.dtype == torch.float16:
         return values, basis.to(values.dtype)
     return values.to(basis.dtype), basis
 
 
 def normal_numbers(shape: Sequence[int], seed: int, like: Tensor) -> Tensor:
-    """Normal numbers, the same in every call and on every device, in the dtype and on the device of another tensor."""
+    """Normal random numbers, the same in every call and on every device, with the dtype and device of `like`."""
     cpu = torch.Generator("cpu").manual_seed(seed)
     return torch.randn(*shape, generator=cpu, dtype=torch.float64, device="cpu").to(like.detach())
 
@@ -378,7 +378,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """A product of matrices; of half precision it comes in single precision, in which a GPU's tensor units sum.
+    """Matrix product; half precision gives a result in single precision, in which a GPU's tensor units sum.
 
     Examples:
         >>> product(torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(3, 1, dtype=torch.bfloat16)).dtype
@@ -396,7 +396,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def multiply_into(left: Tensor, right: Tensor, into: Tensor) -> None:
-    """Write the products of two stacks of matrices into a third, which may be in single precision where they are not.
+    """Write the products of two stacks of matrices into a third, which may have higher precision.
 
     Examples:
         >>> into = torch.empty(1, 2, 1)
@@ -416,21 +416,21 @@ def multiply_into(left: Tensor, right: Tensor, into: Tensor) -> None:
 
 
 def fused_kernels(values: Tensor) -> Any:
-    """The module of kernels that read gradients in half precision once, where they run; else `None`."""
+    """The module of kernels that read half-precision gradients once, if they run here; else `None`."""
     return _kernels_on(values.device) if values.is_cuda and values.dtype in HALVES else None
 
 
 @functools.cache
 def _kernels_on(device: torch.device) -> Any:
     try:
-        from whence.jacobian import fused  # Triton comes with torch for GPUs alone
+        from whence.jacobian import fused  # Triton comes only with torch for GPUs
     except ImportError:
         return None
     return fused if fused.available(device) else None
 
 
 def is_transposed_in_memory(values: Tensor) -> bool:
-    """Whether the last two axes are stored in the other order, as positions and channels of an image are."""
+    """Whether the last two axes are stored in reverse order, as positions and channels of images are."""
     return values.shape[-1] > 1 and values.shape[-2] > 1 and values.stride(-1) > values.stride(-2)
 
 
@@ -444,7 +444,7 @@ def cotangents_first(values: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which axis holds the examples: alone ("whole"), or folded with positions as the "outer" or the "inner" index.
+    """Which axis holds the examples: alone ("whole"), or folded with positions, as the "outer" or "inner" index.
 
     Example:
         >>> folded = torch.arange(6)  # 2 examples with 3 positions each
@@ -463,7 +463,7 @@ class Layout:
         return size == n if self.place == "whole" else size >= 0 and size % n == 0
 
     def canonical(self, tensor: Tensor, n: int, lead: int = 0) -> Tensor:
-        """(*lead, ..., n or n m, ...) as (n, *lead, ...) or (n, *lead, ..., m, ...), with so many axes in `lead`."""
+        """(*lead, ..., n or n m, ...) to (n, *lead, ...) or (n, *lead, ..., m, ...); `lead` is a number of axes."""
         axis = self.axis + lead
         if self.place == "whole":
             return tensor if axis == 0 else tensor.movedim(axis, 0)
@@ -473,7 +473,7 @@ class Layout:
 
 
 def possible_layouts(axes: Iterable[int], shape: Sequence[int], n: int) -> Iterator[Layout]:
-    """Every layout in which these axes could hold n examples, the likeliest first."""
+    """Every layout in which these axes could hold n examples, most likely first."""
     axes = tuple(axes)
     yield from (Layout(axis) for axis in axes if shape[axis] == n)
     for axis in axes:

@@ -1,8 +1,8 @@
-"""The Jacobian J of the outputs in the selected parameters: its rows, J v and J^T u, whatever the layers are.
+"""The Jacobian J of the outputs in the selected parameters: its rows, J v and J^T u, for any layers.
 
-Rows come from the capture, or from one backward pass for each example and output where the capture refuses the model;
-J v comes from forward-mode derivatives where they agree with a backward pass, else from the rows. The notes say when
-the second way was taken.
+Rows come from the capture, or, if the capture refuses the model, from one backward pass for each example and output.
+J v comes from forward-mode derivatives if they agree with a backward pass, else from the rows. The notes say when the
+second way was taken.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.execution import Chunks
 from whence.runtime.model_state import locked, plain_kernels
 
-CHUNK_BYTES = 256 * 2**20  # of a chunk of Jacobian rows, at most, unless `chunk_size` says otherwise
-FORWARD_MODE = nn.Module()  # locked by the thread that uses it: torch counts its levels for the whole process
+CHUNK_BYTES = 256 * 2**20  # largest chunk of Jacobian rows, unless `chunk_size` is given
+FORWARD_MODE = nn.Module()  # a lock: torch counts levels of forward mode for the whole process
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class Jacobian:
         self._chunks = Chunks(self.notes, "tangents")
         self._capture: Capture | None = None
         self._capture_failed = False
-        self._forward_mode: bool | None = None  # whether it works; None before the first time
+        self._forward_mode: bool | None = None  # whether it works; None if not yet tried
         self._batched_backward = True
 
     @property
@@ -63,7 +63,7 @@ class Jacobian:
         return self.selection.weights(self.dtype)
 
     def prescale(self, ridge: float | None) -> Tensor:
-        """No prior knowledge of the sizes: ones."""
+        """Ones: sizes are not known beforehand."""
         return torch.ones(self.size, dtype=self.dtype, device=self.network.device)
 
     def into(self, vectors: Tensor) -> Tensor:
@@ -75,12 +75,12 @@ class Jacobian:
         return step
 
     def chunk(self, outputs: int) -> int:
-        """How many examples are differentiated at once."""
+        """Number of examples differentiated at once."""
         row = outputs * self.size * (torch.finfo(self.dtype).bits // 8 + 8)
         return self.chunk_size or max(1, self.chunk_bytes // row)
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (which examples, J (n, k, d)) in chunks of the batch, the smaller, the more outputs k there are."""
+        """Yield (which examples, J (n, k, d)) in chunks of the batch: the more outputs k, the smaller."""
         size = batch_size(inputs, "this batch")
         return self._chunks.of(size, self.chunk(outputs), lambda where: self._rows(take(inputs, where)))
 
@@ -90,7 +90,7 @@ class Jacobian:
                 return self._joined(self._captured(inputs))
             except torch.cuda.OutOfMemoryError:
                 raise
-            except Exception as error:  # a model that the capture refuses: one example at a time works always
+            except Exception as error:  # the capture refuses the model: one example at a time always works
                 self._capture_failed = True
                 self.notes.append(f"the capture of layers failed ({first_line(error)}); tangents one example at a time")
         units = self._units(*self.network(inputs).shape)
@@ -109,7 +109,7 @@ class Jacobian:
             yield from tangent.block.from_matrix(tangent.materialize()).items()
 
     def _units(self, n: int, k: int) -> Tensor:
-        """Cotangents (k, n, k) of the single outputs."""
+        """Cotangents (k, n, k), one for each output."""
         return torch.eye(k, device=self.network.device).unsqueeze(1).expand(-1, n, -1)
 
     def _joined(self, gradients: Iterable[tuple[str, Tensor]]) -> Tensor:
@@ -137,12 +137,12 @@ class Jacobian:
         total: Tensor | None = None
         for _, part in self._chunks.of(size, self.chunk_size or size, pull):
             total = part if total is None else total.add_(part)
-        if total is None:  # of no examples
+        if total is None:  # no examples
             return torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=cotangents.device)
         return total
 
     def _backward(self, outputs: Tensor, cotangents: Tensor) -> Tensor:
-        """J^T u for cotangents (q, n, k), (q, d)."""
+        """J^T u for cotangents (q, n, k): (q, d)."""
         leaves = list(self.selection.parameters.values())
         if self._batched_backward and len(cotangents) > 1:
             try:
@@ -150,7 +150,7 @@ class Jacobian:
                 return torch.cat([one.flatten(1) for one in found], dim=1).to(self.dtype)
             except torch.cuda.OutOfMemoryError:
                 raise
-            except Exception:  # an operation that vmap cannot follow: one cotangent at a time works always
+            except Exception:  # vmap does not support it: one cotangent at a time always works
                 self._batched_backward = False
         each = [torch.cat([one.flatten() for one in gradients(outputs, leaves, u)]) for u in cotangents]
         return torch.stack(each).to(self.dtype)
@@ -179,12 +179,12 @@ class Jacobian:
             pushed = jvp(lambda values: self.network.with_parameters(values, inputs), (parameters,), (tangents,))
             return pushed[1]
 
-        with locked(FORWARD_MODE), torch.no_grad(), plain_kernels():  # no graph of parameters that were not selected
+        with locked(FORWARD_MODE), torch.no_grad(), plain_kernels():  # no graph for unselected parameters
             found: Tensor = vmap(along, randomness="same")(directions)
         return found.to(self.dtype)
 
     def _forward_mode_works(self, inputs: Inputs) -> bool:
-        """<u, J v> must be <J^T u, v>: torch's two modes differ, for example, on the padding row of an embedding."""
+        """<u, J v> must equal <J^T u, v>: torch's modes differ, for example, on the padding row of an embedding."""
         try:
             v = normal_numbers((1, self.size), 0, self.weights())
             moved = self._push_forward(inputs, v)
@@ -197,7 +197,7 @@ class Jacobian:
             why = f"not the transpose of a backward pass, by {gap / scale:.1g}"
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever a model may do that forward mode cannot follow
+        except Exception as error:  # anything forward mode does not support
             why = first_line(error)
         self.notes.append(f"forward-mode derivatives failed ({why}); products with the rows of the Jacobian instead")
         return False

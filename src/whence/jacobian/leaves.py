@@ -1,4 +1,4 @@
-"""A sum of leaf values as a network: linear in its parameters, with sparse gradients, and read from rows of a table."""
+"""A sum of leaf values as a network: linear in its parameters, with sparse gradients; inputs are table rows."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch.nn import functional as F
 
 from whence.errors import InputError, ShapeError, StaleModelError, TargetError
 
-NUMBERS_AT_ONCE = 2**22  # leaf values of a batch: rows times trees times outputs of a leaf
+NUMBERS_AT_ONCE = 2**22  # leaf values in a batch: rows times trees times outputs of a leaf
 
 
 class LeafSum(nn.Module):
-    """Outputs base + sum over trees of values[leaf], with the leaf values times a scale as parameters.
+    """Outputs base + sum over trees of values[leaf]; the parameters are the leaf values times a scale.
 
-    A penalty of the parameters is one of scale^2 times the squared leaf values, so that one ridge serves leaves that
-    the trees themselves penalise differently.
+    A penalty on the parameters is a penalty on the squared leaf values times scale^2. So one ridge fits leaves that the
+    trees themselves penalise differently.
 
     Attributes:
         leaf_values: (leaves, w) parameters: what a leaf adds, times its scale.
-        scale: (leaves,) of each leaf.
-        outputs: (trees,) the output that each tree adds to; `None` where a leaf adds to all outputs.
+        scale: (leaves,) scale of each leaf.
+        outputs: (trees,) the output that each tree adds to; `None` if a leaf adds to all outputs.
         base: (k,) outputs without trees.
-        encode: from rows of a table, as users pass them, to (n, trees) leaf numbers.
-        classes: labels in the order of the classes; `None` for numbers.
-        likelihood: name of the likelihood, which says how targets are encoded.
-        notes: what users should know of the trees.
-        reread: gives the leaf values (leaves, w) that the user's model has now.
-        own_ridge: the ridge on the parameters where none is given, and in words where it comes from.
-        table: the training rows as the user passed them, to show them; `None` where they are not at hand.
+        encode: maps rows of a table, as users pass them, to (n, trees) leaf numbers.
+        classes: labels in the order of the classes; `None` for regression.
+        likelihood: name of the likelihood, which decides how targets are encoded.
+        notes: what users should know about the trees.
+        reread: returns the present leaf values (leaves, w) of the user's model.
+        own_ridge: the default ridge on the parameters, and in words where it comes from.
+        table: the training rows as the user passed them, for display; `None` if not available.
     """
 
     scale: Tensor
@@ -69,18 +69,18 @@ class LeafSum(nn.Module):
         return self.base + values.squeeze(2) @ self.one_hot_outputs(values.dtype)
 
     def one_hot_outputs(self, dtype: torch.dtype) -> Tensor:
-        """(trees, k) which output each tree adds to."""
+        """(trees, k) one-hot: the output that each tree adds to."""
         assert self.outputs is not None
         return F.one_hot(self.outputs, len(self.base)).to(dtype)
 
     def rescale(self, scale: Tensor) -> None:
-        """Let the parameters be the same leaf values times another scale (leaves,)."""
+        """Change the scale (leaves,) of the parameters, and keep the leaf values."""
         with torch.no_grad():
             self.leaf_values.mul_((scale / self.scale).unsqueeze(1))
             self.scale.copy_(scale)
 
     def check_unchanged(self) -> None:
-        """Raise where the user's model has other leaf values than those that were fitted."""
+        """Raise if the leaf values of the user's model have changed since the fit."""
         now = torch.as_tensor(self.reread(), dtype=self.scale.dtype)
         fitted = self.leaf_values.detach() / self.scale.unsqueeze(1)
         if now.shape != fitted.shape or not torch.allclose(now.to(fitted.device), fitted, rtol=1e-9, atol=0.0):
@@ -90,7 +90,7 @@ class LeafSum(nn.Module):
             )
 
     def inputs(self, x: Any) -> Iterator[dict[str, Tensor]]:
-        """Batches of leaf numbers from rows of a table, or from (rows, targets); leaf numbers stay as they are."""
+        """Yield batches of leaf numbers from rows of a table, or from (rows, targets); leaf numbers pass unchanged."""
         if isinstance(x, Iterator) or (isinstance(x, list) and x and isinstance(x[0], (tuple, Mapping))):
             for one in x:  # batches
                 yield from self.inputs(one)
@@ -109,7 +109,7 @@ class LeafSum(nn.Module):
             yield {"leaves": part}
 
     def batches(self, x: Any, y: Any = None, weights: Any = None, *, missing: bool = False) -> list[Any]:
-        """Batches of leaf numbers, with their targets and weights where these are given; some may be `missing`."""
+        """Batches of leaf numbers, with targets and weights if given; with `missing`, targets may be missing."""
         inputs = list(self.inputs(x))
         sizes = [len(one["leaves"]) for one in inputs]
         columns = {} if y is None else {"y": self.targets(y, missing=missing)}
@@ -126,9 +126,9 @@ class LeafSum(nn.Module):
         return list(zip(inputs, *(column.split(sizes) for column in columns.values()), strict=True))
 
     def targets(self, y: Any, where: str = "y", *, missing: bool = False) -> Tensor:
-        """Targets as the likelihood takes them: numbers, classes by number, or shares of classes.
+        """Targets as the likelihood takes them: numbers, class numbers, or shares of classes.
 
-        Those that are `missing`, NaN or None, become NaN, or -1 in the place of a class; otherwise they are refused.
+        With `missing`, NaN or None becomes NaN, or -1 as a class; without it, missing targets raise an error.
         """
         given = numpy.asarray(y)
         if self.classes is None:

@@ -1,4 +1,4 @@
-"""A trained network, linearized in its selected parameters around its weights, with its training data."""
+"""A trained network, linearized around its weights in the selected parameters, with its training data."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from whence.linalg import eigh
 from whence.runtime.execution import Execution, Passes, Precision, Progress, State
 from whence.runtime.memory import Budget, free_memory, readable
 
-CHUNK_SHARE = 0.05  # of the memory budget that a chunk of Jacobian rows takes, at most
+CHUNK_SHARE = 0.05  # largest share of the memory budget for a chunk of Jacobian rows
 
 
 @dataclass(frozen=True)
 class Folds:
-    """Parts of the training data that are left out, one after the other: by default, whole examples.
+    """Parts of the training data to leave out, one at a time: by default, single examples.
 
     Attributes:
-        groups: (n,) number of each example's group, counted from zero, where whole groups are left out.
-        width: how many outputs of an example are left out at once, where single positions or outputs are.
+        groups: (n,) number of each example's group, counted from zero, if whole groups are left out.
+        width: number of outputs of an example left out at once, if single positions or outputs are left out.
 
     Examples:
         >>> import torch
@@ -45,42 +45,42 @@ class Folds:
     width: int | None = None
 
     def blocks(self, matrices: Tensor) -> Tensor:
-        """Matrices (n, k, k) of examples as the blocks (N, w, w) of what is left out of them at once."""
+        """Diagonal blocks (N, w, w) of matrices (n, k, k): one for each part that is left out at once."""
         k = matrices.shape[1]
         return diagonal_blocks(matrices, 1 if self.width is None else k // self.width).flatten(0, 1)
 
     def parts(self, vectors: Tensor) -> Tensor:
-        """Vectors (n, k) of examples as those (N, w) of what is left out of them at once."""
+        """Parts (N, w) of vectors (n, k): one for each part that is left out at once."""
         return vectors if self.width is None else vectors.reshape(-1, self.width)
 
 
 @dataclass(frozen=True)
 class Linearization:
-    """A trained network, linearized in the selected parameters around its weights, with its training data.
+    """A trained network, linearized around its weights in the selected parameters, with its training data.
 
-    Where there is a sketch of the Hessians, k counts the combinations of outputs that each example is seen through, and
-    vectors (n, k) are coordinates in these; see `whence.jacobian.sketches`.
+    With a sketch of the Hessians, k counts the combinations of outputs that are used for each example, and vectors
+    (n, k) are coordinates in these; see `whence.jacobian.sketches`.
     """
 
     network: Network
     selection: Selection
     batches: Batches
     likelihood: Likelihood
-    outputs: Tensor  # (n, k) of the training examples; k counts the outputs of all positions, where there are several
+    outputs: Tensor  # (n, k) of the training examples; k counts the outputs of all positions
     residuals: Tensor  # (n, k) minus the gradient of the weighted loss in the outputs; y - f(x) for squared error
-    hessian_roots: Tensor | None  # (n, k, q) of the weighted loss in the outputs; None for squared error (identity)
-    sample_weights: Tensor | None  # (n,) zero for examples that the loss leaves out; None if all count one
+    hessian_roots: Tensor | None  # (n, k, q) roots of the weighted loss's Hessians; None for squared error (identity)
+    sample_weights: Tensor | None  # (n,) zero for examples that the loss leaves out; None if all are one
     dtype: torch.dtype
     budget: Budget
     progress: Progress
     chunk_size: int | None
-    units: Positions | None = None  # the positions at which the network has outputs, where there are several
+    units: Positions | None = None  # the positions with outputs, if there are several
     sketch: HessianSketch | None = None
     gram: Tensor | None = None  # (n, k, k) inner products of the combinations of a sketch
-    passes: Passes = field(default_factory=Passes)  # over the training data; several processes may share them
-    folds: Folds = field(default_factory=Folds)  # what is left out at once, where the ridge is chosen by leave-one-out
+    passes: Passes = field(default_factory=Passes)  # passes over the training data; several processes may share them
+    folds: Folds = field(default_factory=Folds)  # what is left out at once when leave-one-out chooses the ridge
     precision: Precision = "float32"  # of products
-    captures: list[Capture] = field(default_factory=list)  # that of the layers' gradients, once it is verified
+    captures: list[Capture] = field(default_factory=list)  # the capture of the layers' gradients, once it is verified
 
     @property
     def n(self) -> int:
@@ -94,29 +94,29 @@ class Linearization:
 
     @property
     def counted(self) -> int:
-        """Number of training examples that count: those of weight above zero."""
+        """Number of training examples with weight above zero."""
         return self.n if self.sample_weights is None else int((self.sample_weights > 0).sum())
 
     @property
     def total_weight(self) -> float:
-        """Sum of the sample weights: n where all count one."""
+        """Sum of the sample weights; n if all are one."""
         return float(self.n if self.sample_weights is None else self.sample_weights.sum())
 
     @property
     def numbers(self) -> int:
-        """The number of residuals that can vary freely: n k for squared error."""
+        """Number of residuals that can vary freely; n k for squared error."""
         return self.counted_units * self.likelihood.numbers(self.width)
 
     @property
     def width(self) -> int:
-        """Number of outputs at each position; k, where there are no positions."""
+        """Number of outputs at each position; k without positions."""
         if self.sketch is not None:
             return self.sketch.width
         return self.k if self.units is None else self.units.width
 
     @property
     def counted_units(self) -> int:
-        """Number of positions of training examples that count; of examples, where there are no positions."""
+        """Number of positions with weight above zero, over all training examples; of examples without positions."""
         if self.sketch is not None:
             return self.sketch.counted
         if self.units is None:
@@ -131,21 +131,21 @@ class Linearization:
 
     @property
     def half(self) -> bool:
-        """Whether the network runs in half precision for its gradients, as one in single precision may."""
+        """Whether a single-precision network runs in half precision for its gradients."""
         return self.precision == "fp16" and all(p.dtype == torch.float32 for p in self.selection.parameters.values())
 
     @property
     def gradients_are_half(self) -> bool:
-        """Whether gradients come with the digits of half precision: of a network that runs so, or has such weights."""
+        """Whether gradients have the digits of half precision: the network runs in it, or has such weights."""
         return self.half or all(p.dtype in HALVES for p in self.selection.parameters.values())
 
     @property
     def device(self) -> torch.device:
-        """That of the network."""
+        """The device of the network."""
         return self.network.device
 
     def output_count(self, inputs: Inputs) -> int:
-        """The number of outputs of an example: k, or those of a view."""
+        """Number of outputs of an example: k, or that of a view."""
         return inputs.count if isinstance(inputs, OutputView) else self.k
 
     def jacobian(self) -> Jacobian:
@@ -154,19 +154,19 @@ class Linearization:
         return Jacobian(self.network, self.selection, self.chunk_size, self.dtype, chunk_bytes)
 
     def read(self, label: str, state: State | None = None, given: Sequence[Tensor] = ()) -> Iterator[Batch]:
-        """One pass over the training data; the caller adds its sums to the tensors of `state`, see `Passes.over`."""
+        """One pass over the training data; the caller adds to the tensors of `state`, see `Passes.over`."""
         batches = self.batches.read(label)
         if state is None:
             return batches
         return self.passes.over(batches, lambda batch: batch.rows, label, state, self.dependencies(given))
 
     def dependencies(self, given: Sequence[Tensor]) -> list[Tensor]:
-        """What the sums of a pass depend on: `given`, and the combinations of a sketch, where there is one."""
+        """Tensors that the sums of a pass depend on: `given`, and with a sketch its combinations."""
         return [*given] if self.gram is None else [*given, self.gram]
 
     @property
     def max_local_rows(self) -> int:
-        """The most training examples that any process has."""
+        """Largest number of training examples of any process."""
         return self.n if self.passes.most_examples is None else self.passes.most_examples
 
     @property
@@ -180,7 +180,7 @@ class Linearization:
         return self.selection.weights(self.dtype)
 
     def unweighted(self, vectors: Tensor) -> Tensor:
-        """Divide the sample weights out of vectors (n, k); zero for examples that do not count."""
+        """Divide vectors (n, k) by the sample weights; zero for examples of weight zero."""
         weights = self.sample_weights if self.units is None else self.units.weights
         if weights is None:
             return vectors
@@ -188,9 +188,9 @@ class Linearization:
         return inverse.reshape(self.n, -1).repeat_interleave(self.k // (weights.numel() // self.n), dim=1) * vectors
 
     def isometric(self, vectors: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
-        """Vectors (n, k, ...) of some examples with the lengths and inner products that they have in the outputs.
+        """Transform vectors (n, k, ...) of some examples so that lengths and inner products are those in the outputs.
 
-        In a sketch those of an example are coordinates in combinations A of its outputs: the length of A x is that of
+        In a sketch, vectors are coordinates in combinations A of an example's outputs. The length of A x is that of
         C^1/2 D x, with A^T A = D C D and D the lengths of the columns of A.
         """
         if self.gram is None:
@@ -209,15 +209,15 @@ class Linearization:
         return (root * size.unsqueeze(1)).to(self.dtype)
 
     def residuals_after(self, change: Tensor) -> Tensor:
-        """(n, k) residuals after the outputs moved by `change`, sample weights multiplied in."""
-        if self.sketch is not None:  # to first order: the other outputs are not known
+        """(n, k) residuals after the outputs changed by `change`, multiplied by the sample weights."""
+        if self.sketch is not None:  # first order: the other outputs are not known
             return Likelihood.residuals_after(self.likelihood, self.residuals, self.outputs, self.hessian_roots, change)
         residuals, outputs, roots, weights = self._by_position()
         found = self.likelihood.residuals_after(residuals, outputs, roots, change.reshape(outputs.shape))
         return (found if weights is None else weights.unsqueeze(1) * found).reshape(self.residuals.shape)
 
     def log_residuals_after(self, change: Tensor) -> tuple[Tensor, Tensor]:
-        """`Likelihood.log_residuals_after` (n,) of the position where it is largest; -inf where no position counts."""
+        """`Likelihood.log_residuals_after` (n,) at the position where it is largest; -inf if no position counts."""
         if self.sketch is not None:
             found = self.unweighted(self.isometric(self.residuals_after(change))).abs().amax(1).log()
             return found, torch.zeros_like(found)
@@ -230,7 +230,7 @@ class Linearization:
         return first.amax(1), best.amax(1)
 
     def _by_position(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Residuals, outputs and roots position by position, without sample weights, and these weights (N,)."""
+        """Residuals, outputs and roots of each position, without sample weights; and the weights (N,)."""
         roots, weights = self._roots_and_weights()
         residuals = self.unweighted(self.residuals).reshape(-1, self.width)
         if weights is not None and roots is not None:
@@ -238,14 +238,14 @@ class Linearization:
         return residuals, self.outputs.reshape(-1, self.width), roots, weights
 
     def _roots_and_weights(self) -> tuple[Tensor | None, Tensor | None]:
-        """Roots (N, k, q) of the Hessians, and weights (N,), position by position."""
+        """Roots (N, k, q) of the Hessians and weights (N,) of each position."""
         if self.units is None:
             return self.hessian_roots, self.sample_weights
         roots = None if self.hessian_roots is None else self.units.split(self.hessian_roots)
         return roots, None if self.units.weights is None else self.units.weights.reshape(-1)
 
     def noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
-        """The noise of the likelihood for weighted residuals (n, k): of each example, its weight times its noise.
+        """The likelihood's noise for weighted residuals (n, k), multiplied by each example's weight.
 
         An example of weight w counts as a residual of variance 1 / w, as in weighted least squares.
         """
@@ -292,7 +292,8 @@ def linearize(
 ) -> Linearization:
     """Run the network once over its training data, and check model and data.
 
-    `columns` are those of a sketch of the Hessians: `None` for no sketch, 0 to decide by the number of outputs.
+    `columns` is the number of columns in a sketch of the Hessians: `None` for no sketch, 0 to choose by the number of
+    outputs.
     """
     if columns == 0:
         columns = default_columns(network, batches)
@@ -312,7 +313,7 @@ def linearize(
 def _loss_derivatives(
     network: Network, batches: Batches, likelihood: Likelihood, dtype: torch.dtype, budget: Budget
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Positions | None]:
-    """Outputs, residuals, roots and weights of all examples, and the positions, where there are several."""
+    """Outputs, residuals, roots and weights of all examples, and the positions if there are several."""
     found: list[LossDerivatives] = []
     given: list[bool] = []
     checked = CheckedOutputs(network, same_positions=True)
@@ -323,7 +324,7 @@ def _loss_derivatives(
         given.append(batch.weights is not None)
         size = sum(one.roots.numel() for one in found if one.roots is not None) * found[0].outputs.element_size()
         budget.require(
-            3.0 * size,  # they are concatenated; and roots of the noise and leverages are as large
+            3.0 * size,  # for concatenation, and for roots of the noise and leverages of the same size
             f"the Hessians of the {likelihood.name} loss for {batch.start + batch.size} training examples or more and "
             f"{in_words(checked.shape)}",
             "Use fewer columns of the Hessians (hessian_columns=16), fewer training examples, or a larger max_memory.",
@@ -341,14 +342,14 @@ def _loss_derivatives(
 
 
 def _of_all_processes(batches: Batches, shape: torch.Size, given: list[bool]) -> list[tuple[int, ...]]:
-    """Shapes (..., k) of an example's outputs, of every process that has any; weights are given to all or to none."""
+    """Shapes (..., k) of outputs in every process that has any; checks that all or no batches have weights."""
     headers = batches.passes.process_group.all_gather_object("the outputs", (tuple(shape), given))
     check_weights_given([one for _, each in headers for one in each])
     return [each for each, _ in headers if each]
 
 
 def _gathered(batches: Batches, chunks: Sequence[Iterable[Tensor | None]], device: torch.device) -> list[Any]:
-    """Concatenate the chunks of each tensor over batches and processes; `None` for those that are."""
+    """Concatenate the chunks of each tensor over batches and processes; `None` stays `None`."""
     process_group = batches.passes.process_group
     local = [None if each[0] is None else torch.cat(each) for each in zip(*chunks, strict=True)]
     every = process_group.all_gather_object("the outputs", [one is not None for one in local])
@@ -360,7 +361,7 @@ def _gathered(batches: Batches, chunks: Sequence[Iterable[Tensor | None]], devic
 
 
 def default_columns(network: Network, batches: Batches) -> int | None:
-    """No sketch where outputs are few; where they are many, the fewer columns, the more examples there are."""
+    """`None` (no sketch) for few outputs; for many outputs, the more examples, the fewer columns."""
     first = batches.first()
     with torch.no_grad():
         shape = network.shaped(take(first.inputs, slice(0, 1)), "batch 0").shape[1:]
@@ -377,13 +378,13 @@ def default_columns(network: Network, batches: Batches) -> int | None:
 
 
 def sketched_derivatives(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Residuals (n, c + 1) and roots (n, c + 1, c) in a sketch, the same for every example."""
+    """Residuals (n, c + 1) and roots (n, c + 1, c) in a sketch's coordinates, the same for every example."""
     eye = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
     return eye[-1].expand_as(outputs), eye[:, :-1].expand(len(outputs), -1, -1)
 
 
 def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, inner products and weights of all examples; the sketch keeps the labels, and learns its sizes."""
+    """Outputs, inner products and weights of all examples; stores the labels and sizes in the sketch."""
     chunks: list[SketchedOutputs] = []
     given: list[bool] = []
     for number, whole in enumerate(batches.plain("outputs")):
@@ -401,7 +402,7 @@ def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> tuple[Tens
 
 
 def _note_rounded(batches: Batches, sketch: HessianSketch, gram: Tensor, largest: Tensor) -> None:
-    """Say so where residuals are no more than the rounding of the network."""
+    """Add a note if residuals are only rounding errors of the network."""
     used = next(sketch.network.model.parameters()).dtype
     scale = float(largest.max()) if not sketch.likelihood.has_classes else 1.0
     size = float(gram[:, -1, -1].max()) ** 0.5
@@ -417,7 +418,7 @@ LEAST_MEMORY = 2**20  # bytes below which no fit is planned
 
 
 def with_less_memory(problem: Linearization, least: int = LEAST_MEMORY) -> Linearization | None:
-    """The same problem with half the memory, `least` at least, and smaller chunks; `None` if nothing can be halved."""
+    """The same problem with half the memory (at least `least`) and smaller chunks; `None` if nothing can be halved."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     most = min(problem.budget.limit, free_memory(problem.device))

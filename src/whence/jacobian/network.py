@@ -33,20 +33,20 @@ from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
 from whence.jacobian.views import OutputView
 from whence.runtime.model_state import plain_kernels, without_cudnn
 
-# Largest differences of outputs, relative to the largest one: between two calls (GPUs sum in any order); between an
-# example alone and in its batch; between machines, with at least 1e-2 on a GPU, where products may be rounded to TF32.
+# Largest differences of outputs, relative to the largest output: between two calls (GPUs sum in any order); between an
+# example alone and in its batch; between machines (on a GPU at least 1e-2, as products may be rounded to TF32).
 TOLERANCES = {
     "repeated": {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1},
     "alone": {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 3e-2, torch.bfloat16: 1e-1},
     "on another machine": {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1},
 }
-CHECKED_EXAMPLES = 256  # of the first batch, whose outputs are checked before anything else
-CHECKED_BATCHES = 32  # in which an example is also run alone; after them, only batches whose number is a power of two
-MANY_OUTPUTS = 2**16  # of an example, from which on only the latter are checked: one costs as much as a few
+CHECKED_EXAMPLES = 256  # examples of the first batch whose outputs are checked first
+CHECKED_BATCHES = 32  # batches in which one example is also run alone; later only in batches 2^i
+MANY_OUTPUTS = 2**16  # with so many outputs of an example, only batches 2^i are checked, as it is expensive
 
 
 class Network:
-    """A user's model, called in one way whatever it takes and returns."""
+    """A user's model with one calling convention, whatever it takes and returns."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -73,7 +73,7 @@ class Network:
         return max(dtypes, key=lambda one: torch.finfo(one).eps, default=torch.float32)
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
-        """Outputs (n, k) with positions flattened, or what a view selects of them."""
+        """Outputs (n, k) with positions flattened, or the part that a view selects."""
         if isinstance(inputs, OutputView):
             return inputs.apply(self(inputs.inputs, where))
         return self.shaped(inputs, where).flatten(1)
@@ -106,15 +106,15 @@ class Network:
         return as_outputs(outputs, batch_size(inputs, "this batch"), "this batch").flatten(1)
 
     def _kernels(self) -> AbstractContextManager[Any]:
-        """Without cuDNN for gradients of recurrent layers (it has them in training mode only), and nothing compiled."""
-        if self._compiled and hasattr(torch.compiler, "set_stance"):  # of torch 2.6 and later
+        """No cuDNN for gradients of recurrent layers (it has them only in training mode), and no compiled code."""
+        if self._compiled and hasattr(torch.compiler, "set_stance"):  # torch 2.6 and later
             eagerly: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
             return eagerly
         wanted = self._recurrent and self.device.type == "cuda" and torch.is_grad_enabled()
         return without_cudnn() if wanted else nullcontext()
 
     def check_repeatable(self, inputs: Inputs) -> list[str]:
-        """Raise unless the first examples have the same outputs in every call, in any batch; return notes."""
+        """Raise unless the first examples have the same outputs in every call and any batch; return notes."""
         inputs = take(inputs, slice(0, CHECKED_EXAMPLES))
         with torch.no_grad():
             with Intercept(_without_rescaling):
@@ -139,14 +139,14 @@ class Network:
         try:
             with torch.no_grad():
                 outputs = self(inputs, "the first examples together") if outputs is None else outputs
-        except (InputError, ShapeError) as error:  # batches of one example, as the model wants them
+        except (InputError, ShapeError) as error:  # the model accepts only batches of one example
             return [f"the model takes one example at a time, not {n} at once ({first_line(error)})"]
         for at, name in {0: "the first example of batch 0", n - 1: "the last of the first examples"}.items():
             self.check_alone(inputs, outputs, at, name, float(outputs.abs().max()))
         return []
 
     def check_alone(self, inputs: Inputs, outputs: Tensor, at: int, name: str, scale: float) -> None:
-        """Raise unless an example has the same outputs alone as among the outputs (n, k) of its batch."""
+        """Raise unless an example has the same outputs alone as in its batch, with outputs (n, k)."""
         if len(outputs) == 1:
             return
         with torch.no_grad():
@@ -176,7 +176,7 @@ class Network:
         return unused
 
     def last_module(self, inputs: Inputs) -> str:
-        """The name of the module with trainable parameters of its own that starts last (the model itself ends last)."""
+        """Name of the last module to start that has trainable parameters of its own (the model itself ends last)."""
         ran: list[str] = []
         handles = [
             module.register_forward_pre_hook(lambda *_, name=name: ran.append(name))
@@ -198,14 +198,14 @@ class Network:
 
 
 class CheckedOutputs:
-    """Outputs of one batch after the other: of one shape, finite, and each example's its own.
+    """Outputs of one batch after another, checked: same shape, finite, and each example independent of the others.
 
-    For the last, the most unusual example of some batches is run alone. On more than the first batch: a layer that
-    mixes examples may have no effect there (a closed gate, dead units).
+    For the last, the most unusual example of some batches is also run alone. The first batch is not enough: a layer
+    that mixes examples may have no effect there (a closed gate, dead units).
     """
 
     def __init__(self, network: Network, same_positions: bool) -> None:
-        self.network, self.same_positions = network, same_positions  # whether all batches have the same positions
+        self.network, self.same_positions = network, same_positions  # whether all batches must have the same positions
         self.shape = torch.Size()  # (..., k) of the outputs of an example in the first batch
         self.batches, self.scale = 0, 0.0
 
@@ -241,7 +241,7 @@ def in_words(shape: torch.Size) -> str:
 
 
 def _without_rescaling(function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """A call, unless it is one of `F.embedding` with `max_norm`, which would change the weight."""
+    """Make a call, but raise for `F.embedding` with `max_norm`, which would change the weight."""
     if function in (F.embedding, F.embedding_bag):
         refuse_rescaling(bind(TABLE if function is F.embedding else BAG, args, kwargs), ["max_norm"])
     return function(*args, **kwargs)
@@ -250,8 +250,8 @@ def _without_rescaling(function: Function, args: Arguments, kwargs: Keywords) ->
 def parameter_slots(model: nn.Module) -> dict[str, list[str]]:
     """One name for every attribute that holds a parameter, by the parameter's first name.
 
-    `functional_call` ties weights by all their names. Where one module has two names, it would replace the same
-    attribute twice, and afterwards put the replacement back instead of the parameter.
+    `functional_call` ties weights by all their names. If one module has two names, it would replace the same attribute
+    twice, and afterwards restore the replacement instead of the parameter.
 
     Examples:
         >>> layer = nn.Linear(2, 2, bias=False)
@@ -275,9 +275,9 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def as_outputs(outputs: Any, n: int, where: str) -> Tensor:
-    """The tensor in what a model returned (or its `logits`), as (n, k), or (n, ..., k) with positions.
+    """The tensor that a model returned (or its `logits`), as (n, k), or (n, ..., k) with positions.
 
-    Tensors of shape (n,) become (n, 1), and what is left of (1, k) after a `squeeze` (1, k) again.
+    Shape (n,) becomes (n, 1), and (k,) from a `squeeze` of (1, k) becomes (1, k) again.
     """
     found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     if not isinstance(found, Tensor):
@@ -302,10 +302,10 @@ def as_outputs(outputs: Any, n: int, where: str) -> Tensor:
 
 
 def in_half(network: Network, few: Inputs | None = None) -> Callable[[Inputs], Tensor]:
-    """The network with products in half precision: float16, which has the digits of TF32, where bfloat16 has fewer.
+    """The network with products in half precision: float16, which has as many digits as TF32, unlike bfloat16.
 
-    On a GPU a convolutional network gets its images with channels last in memory, which halves the time of backward
-    passes, if it accepts these few inputs so: a `view` in its forward may not. On a CPU torch 2.13 may crash with it.
+    On a GPU, a convolutional network gets its images with channels last in memory, which halves the time of backward
+    passes, if it accepts the `few` inputs so: a `view` in its forward may not. On a CPU torch 2.13 may crash with that.
 
     Examples:
         >>> in_half(Network(nn.Linear(2, 3)))(torch.ones(5, 2)).dtype
@@ -355,15 +355,15 @@ class Selection:
 
     @property
     def one_layer(self) -> bool:
-        """Whether all of them belong to one module."""
+        """Whether all parameters belong to one module."""
         return len({name.rpartition(".")[0] for name in self.parameters}) == 1
 
     def flatten(self, tensors: dict[str, Tensor], leading: int = 0) -> Tensor:
-        """Join tensors shaped (..., *parameter.shape), `leading` axes in front, into one (..., d)."""
+        """Join tensors (..., *parameter.shape) with `leading` leading axes into one (..., d)."""
         return torch.cat([tensors[name].flatten(leading) for name in self.parameters], dim=-1)
 
     def unflatten(self, vector: Tensor, cast: bool = False) -> dict[str, Tensor]:
-        """Split (..., d) into tensors of the parameters' shapes; and of their dtypes, if `cast`."""
+        """Split (..., d) into tensors of the parameters' shapes, and if `cast` of their dtypes."""
         sizes = [parameter.numel() for parameter in self.parameters.values()]
         parts = vector.split(sizes, dim=-1)
         return {
@@ -372,7 +372,7 @@ class Selection:
         }
 
     def detached(self) -> dict[str, Tensor]:
-        """The parameters without a graph, to hand to a functional call."""
+        """The parameters without a graph, for a functional call."""
         return {name: p.detach() for name, p in self.parameters.items()}
 
     def weights(self, dtype: torch.dtype) -> Tensor:
@@ -380,7 +380,7 @@ class Selection:
         return self.flatten(self.detached()).to(dtype)
 
     def norm(self) -> float:
-        """Of the current weights, above zero."""
+        """Norm of the current weights, always above zero."""
         each = (torch.linalg.vector_norm(one, dtype=torch.float64) for one in self.detached().values())
         return max(math.hypot(*map(float, each)), torch.finfo(torch.float64).tiny)
 
@@ -427,7 +427,7 @@ def select(network: Network, choice: Choice, inputs: Inputs) -> Selection:
 
 
 def _matching(model: nn.Module, trainable: dict[str, nn.Parameter], choice: Any) -> dict[str, nn.Parameter]:
-    """Trainable parameters with a name that matches a pattern; tied ones have several names."""
+    """Trainable parameters with a name that matches a pattern; tied parameters have several names."""
     patterns = [choice] if isinstance(choice, str) or not isinstance(choice, Iterable) else [*choice]
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise InputError(
@@ -464,9 +464,9 @@ FSDP = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # in cu
 
 
 def unwrap(model: Any) -> Any:
-    """The network inside `DistributedDataParallel` or `torch.compile`; of one sharded by FSDP2, one with whole weights.
+    """The network inside `DistributedDataParallel` or `torch.compile`; for FSDP2, a copy with whole weights.
 
-    All processes must call this together where a model is sharded: each of them gets all weights.
+    For a sharded model all processes must call this together: each of them gets all weights.
 
     Examples:
         >>> inner = nn.Linear(1, 1)
@@ -494,14 +494,14 @@ def unwrap(model: Any) -> Any:
 
 
 def unsharded_copy(model: nn.Module) -> nn.Module:
-    """The network before `fully_shard`, with all weights gathered in every process; the rest is shared with it."""
+    """The network before `fully_shard`, with all weights gathered in every process; everything else is shared."""
     weights: dict[int, nn.Parameter] = {}
     modules: dict[int, nn.Module] = {}
 
     def whole(parameter: nn.Parameter) -> nn.Parameter:
         if id(parameter) not in weights:
             values: Any = parameter.detach()
-            full: Tensor = values.full_tensor() if hasattr(values, "full_tensor") else values  # of a DTensor
+            full: Tensor = values.full_tensor() if hasattr(values, "full_tensor") else values  # a DTensor
             weights[id(parameter)] = nn.Parameter(full, parameter.requires_grad)
         return weights[id(parameter)]
 
@@ -528,18 +528,18 @@ def unsharded_copy(model: nn.Module) -> nn.Module:
 
 
 def _is_fsdp(thing: Any) -> bool:
-    """Whether a class, or the class of a thing, was made by torch's FSDP2."""
+    """Whether a class, or the class of an object, was made by torch's FSDP2."""
     return any(one.__module__.startswith(FSDP) for one in (thing if isinstance(thing, type) else type(thing)).__mro__)
 
 
 # --- Labels of language models ----------------------------------------------------------------------------------------
 
 
-IGNORED = -100  # labels that Hugging Face's models leave out of their own loss
+IGNORED = -100  # label that Hugging Face's models leave out of their own loss
 
 
 def next_labels(labels: Tensor, ignore_index: int) -> Tensor:
-    """Labels (n, t) of the next position; the last one has none.
+    """Labels (n, t) of the next position; the last position has none.
 
     Examples:
         >>> next_labels(torch.tensor([[3, 4, 5]]), -100)
@@ -549,11 +549,11 @@ def next_labels(labels: Tensor, ignore_index: int) -> Tensor:
 
 
 def follow_own_loss(network: Network, batches: Batches, first: Batch, ignore_index: int | None) -> None:
-    """Shift labels by one where the model's own loss does, and say so.
+    """Shift labels by one if the model's own loss does, and add a note.
 
-    A Hugging Face model that is given labels returns its loss. On the first batch this is compared with the
+    A Hugging Face model that gets labels returns its loss. On the first batch, this loss is compared with the
     cross-entropy of the labels as they are and of the labels shifted by one: the model was trained with the one that
-    agrees. `ignore_index` is that of the likelihood; `None` if it is not for class indices.
+    agrees. `ignore_index` is the likelihood's; `None` if the likelihood does not take class indices.
     """
     labels = first.targets
     if ignore_index is None or labels.ndim != 2 or labels.is_floating_point() or labels.shape[1] < 2:
@@ -588,7 +588,7 @@ def _own_loss(network: Network, batch: Batch) -> float | None:
     try:
         with torch.no_grad():
             answer = network.model(**batch.inputs, labels=batch.targets)
-    except Exception:  # a model that takes no labels, or none of this kind
+    except Exception:  # a model that takes no labels, or not of this kind
         return None
     loss = answer.get("loss") if isinstance(answer, Mapping) else getattr(answer, "loss", None)
     return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 and bool(torch.isfinite(loss)) else None

@@ -1,8 +1,8 @@
 """From recorded calls to tangents.
 
-A walk through the autograd graph finds the recorded uses that the outputs depend on, and uses that were not recorded.
-The forms of their gradients say which parameters are one block. Backward passes go down to the outputs of the recorded
-calls and no further, and the rules turn what arrives there into the tangents of the blocks.
+A walk through the autograd graph finds the recorded uses that the outputs depend on, and any use that was not recorded.
+The forms of the gradients decide which parameters make one block. Backward passes stop at the outputs of the recorded
+calls, and the rules turn the gradients there into the tangents of the blocks.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ def differentiable() -> Iterator[None]:
 # --- The autograd graph between the outputs and the recorded uses -----------------------------------------------------
 #
 # A walk that stops at recorded uses and still arrives at a parameter has found a use that was not recorded, even if its
-# gradient is zero on this batch. Where a function in between may move one row of a batch to another, the places of the
-# examples are verified on this batch.
+# gradient is zero on this batch. If a function on the way may move rows of the batch, the places of the examples are
+# verified on this batch.
 
 Edge = tuple[Any, int]  # a node of the graph, and which of its outputs
 
 
 class Walk(NamedTuple):
-    """What a walk from the outputs to the parameters found."""
+    """Result of a walk from the outputs to the parameters."""
 
-    reached: list[Record]  # that the outputs depend on, without those of no rows, as of an expert without examples
+    reached: list[Record]  # uses the outputs depend on, except those with no rows (an expert without examples)
     unrecorded: set[str]  # parameters that the outputs depend on in a way that was not recorded
     may_reorder: bool  # whether some function may move rows of the batch to other rows, as sorting does
 
 
 def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Tensor]) -> Walk:
-    """Go from the outputs (n, k) back to parameters and recorded uses, and no further."""
+    """Walk from the outputs (n, k) back to parameters and recorded uses, and stop there."""
     if not outputs.requires_grad:
         return Walk([], set(), False)
     names = {id(parameter): (name,) for name, parameter in parameters.items()}
@@ -96,12 +96,12 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
     return Walk(used, unrecorded, may_reorder)
 
 
-OWN_FUNCTIONS: tuple[Any, ...] = (Columns, ConvolutionBackward, ScaleBackward, Relu)  # which keep rows in their places
+OWN_FUNCTIONS: tuple[Any, ...] = (Columns, ConvolutionBackward, ScaleBackward, Relu)  # these keep rows in place
 
 
 def _may_reorder(node: Any, n: int, last: bool) -> bool:
-    """Whether a function may move one row of a batch of n examples to another; `last` if it gives the outputs."""
-    if isinstance(node, BackwardCFunction):  # of a user's own autograd function, not of ours
+    """Whether a function may move one row of a batch of n examples to another; `last` if it computes the outputs."""
+    if isinstance(node, BackwardCFunction):  # a user's autograd function, unless it is ours
         return not isinstance(node, tuple(one._backward_cls for one in OWN_FUNCTIONS))
     kind = type(node).__name__.partition("Backward")[0]
     if kind in ALONG_AXES:
@@ -113,11 +113,11 @@ def _may_reorder(node: Any, n: int, last: bool) -> bool:
 
 
 def _by_index(node: Any, n: int) -> bool:
-    """`x[index]`: every indexed axis may hold the examples, but for `x[arange(n), index]`, which keeps the rows."""
+    """`x[index]`: any indexed axis may hold the examples, except in `x[arange(n), index]`, which keeps rows."""
     found = getattr(node, "_saved_indices", None)
     if found is None:
         return True
-    sizes = getattr(node, "_saved_self_sym_sizes", None)  # of the tensor that is read; one written to keeps its shape
+    sizes = getattr(node, "_saved_self_sym_sizes", None)  # of a tensor being read; one being written keeps its shape
     indexed = [(axis, index) for axis, index in enumerate(found) if index is not None]
     first: Any = indexed[0][1] if indexed and indexed[0][0] == 0 else ()
     numbers = len(first) == n and first.dtype != torch.bool
@@ -127,9 +127,9 @@ def _by_index(node: Any, n: int) -> bool:
 
 
 def _by_matrix(node: Any, n: int) -> bool:
-    """A product with a matrix that has as many rows and columns as there are examples: a permutation, perhaps."""
+    """A product with an n x n matrix, which may be a permutation of the examples."""
     sizes = getattr(node, "_saved_self_sym_sizes", None) or getattr(getattr(node, "_saved_self", None), "shape", None)
-    sizes = sizes or (_size(node, 0), _size(node, 1), n)  # `bmm` keeps its factors only where they are needed
+    sizes = sizes or (_size(node, 0), _size(node, 1), n)  # `bmm` keeps its factors only if they are needed
     return tuple(sizes[-2:]) == (n, n) and tuple(sizes[:-2]) in ((), (1,))
 
 
@@ -149,12 +149,12 @@ REORDERING: dict[str, Callable[[Any, int], bool]] = {
     **dict.fromkeys(("PackPaddedSequence", "RepeatInterleave"), lambda node, n: True),
     **dict.fromkeys(("Index", "IndexPut", "IndexPutImpl"), _by_index),
     **dict.fromkeys(("Mm", "Bmm"), _by_matrix),
-    "Embedding": lambda node, n: bool(getattr(node.next_functions[0][0], "next_functions", ())),  # of no parameter
+    "Embedding": lambda node, n: bool(getattr(node.next_functions[0][0], "next_functions", ())),  # not of a parameter
     "Cat": lambda node, n: signed(getattr(node, "_saved_dim", 0)) == 0,
     "Stack": lambda node, n: signed(getattr(node, "_saved_dim", 0)) == 0 and len(node.next_functions) == n,
 }
-"""Functions that may move one row of a batch to another, by the names of their nodes: along axes that may hold the
-examples, or by a check of their own."""
+"""Functions that may move one row of a batch to another, by the name of their node: along axes that may hold the
+examples, or according to a check of their own."""
 
 
 # --- Blocks: which gradients are kept together, and in which form -----------------------------------------------------
@@ -162,7 +162,7 @@ examples, or by a check of their own."""
 
 @dataclass(frozen=True)
 class GradientForm:
-    """The form in which one use gives the gradient of one parameter."""
+    """The form of the gradient of one parameter from one use."""
 
     kind: Kind
     role: str = "weight"
@@ -171,7 +171,7 @@ class GradientForm:
     partner: str | None = None  # the bias of a weight, the weight of a bias
 
     def fits(self, name: str, block: Block) -> bool:
-        """Whether the block of its parameter can hold a gradient of this form."""
+        """Whether the parameter's block can hold a gradient of this form."""
         if block.kind == "dense":
             return True
         if name != block.parameters[0]:  # the bias of a weight
@@ -189,7 +189,7 @@ def gradient_forms(record: Record) -> Iterable[tuple[str, GradientForm]]:
             for root in source.roots:
                 yield root.parameter, GradientForm("dense" if root.index is None else "rows")
         elif role == "weight" and use.kind == "kronecker" and (view.rows is None or not use.transposed):
-            # Some rows of a weight stay in factors where they are outputs: the gradient of the others is zero.
+            # Selected rows of a weight stay factored if they are outputs: the gradient of the others is zero.
             flipped = use.transposed != view.transposed
             yield name, GradientForm("kronecker", role, use.groups, flipped, partners.get(role))
         elif role == "weight" and use.kind == "rows" and source.whole:
@@ -199,7 +199,7 @@ def gradient_forms(record: Record) -> Iterable[tuple[str, GradientForm]]:
 
 
 def _partners(record: Record) -> dict[str, str]:
-    """The parameter behind the bias for the role "weight", and the other way round, where both may be one block."""
+    """For the role "weight" the bias parameter, and the reverse, if both may be one block."""
     weight, bias = record.roles.get("weight"), record.roles.get("bias")
     if not record.use.joint or weight is None or bias is None or weight.view is None or bias.view is None:
         return {}
@@ -209,7 +209,7 @@ def _partners(record: Record) -> dict[str, str]:
 
 
 def make_blocks(records: Iterable[Record], parameters: Mapping[str, Tensor]) -> tuple[Block, ...]:
-    """Group parameters into blocks, in their order. A parameter used in several forms, or not at all, is dense."""
+    """Group parameters into blocks, in order. A parameter used in several forms, or not at all, is dense."""
     forms: dict[str, set[GradientForm]] = {name: set() for name in parameters}
     for record in records:
         for name, form in gradient_forms(record):
@@ -224,7 +224,7 @@ def make_blocks(records: Iterable[Record], parameters: Mapping[str, Tensor]) -> 
 
 
 def _weight_and_bias(name: str, forms: Mapping[str, set[GradientForm]]) -> tuple[str, ...]:
-    """Both names, if every use of either is a use of both; else this one."""
+    """Both names if weight and bias are always used together, else only this one."""
     if len(forms[name]) == 1:
         (form,) = forms[name]
         partner = form.partner
@@ -239,7 +239,7 @@ def _weight_and_bias(name: str, forms: Mapping[str, set[GradientForm]]) -> tuple
 def gradients(
     outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor, *, keep: bool = True, batched: bool = False
 ) -> list[Tensor]:
-    """Gradients in the leaves, dense; zeros for others, which torch's `materialize_grads` lacks for batches."""
+    """Dense gradients in the leaves, zeros if unused; torch's `materialize_grads` does not support batches."""
     found: Sequence[Tensor | None] = [None] * len(leaves)
     options: Any = {"retain_graph": keep, "allow_unused": True, "is_grads_batched": batched}
     if outputs.requires_grad:
@@ -260,7 +260,7 @@ def output_gradients(
 
 
 def _vectorized(outputs: Tensor, records: Sequence[Record], cotangents: Tensor, keep: bool) -> list[Tensor | None]:
-    """All cotangents in one pass; in torch's own `is_grads_batched`, convolutions run in a loop over them."""
+    """All cotangents in one pass; torch's `is_grads_batched` would loop over them for convolutions."""
     reached: list[bool] = []  # which outputs have a gradient
 
     def pulled(cotangent: Tensor) -> tuple[Tensor, ...]:
@@ -269,17 +269,17 @@ def _vectorized(outputs: Tensor, records: Sequence[Record], cotangents: Tensor, 
         return tuple(one for one in found if one is not None)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the kernels that run in a loop all the same
+        warnings.simplefilter("ignore")  # about kernels that still run in a loop
         grads = iter(torch.func.vmap(pulled)(cotangents))
     return [next(grads) if one else None for one in reached]
 
 
 class UseGradients:
-    """Gradients in the output of one use, reduced after each backward pass where its parameters are smaller."""
+    """Gradients in the output of one use, reduced to its parameters after each backward pass if these are smaller."""
 
     def __init__(self, record: Record, layout: Layout, examples: int) -> None:
         self.record, self.layout, self.examples = record, layout, examples
-        self.grads: list[Tensor] = []  # (n, c, ...) in the output, a few of all cotangents each; none if reduced
+        self.grads: list[Tensor] = []  # (n, c, ...) in the output, each for some cotangents; empty if reduced
         self._reduced: dict[str, list[Tensor]] = {role: [] for role in record.roles}
         self._reduces = record.use.kind == "dense" or "weight" not in record.roles
 
@@ -300,7 +300,7 @@ class UseGradients:
         return values.reshape(*grads.shape[:2], *self.record.roles[role].tensor.shape)
 
     def of_parameter(self, name: str) -> Iterator[tuple[Root, Tensor]]:
-        """Gradients (n, c, *shape) in a parameter, or in rows taken from it."""
+        """Yield gradients (n, c, *shape) in a parameter, or in rows taken from it."""
         for role, source in self.record.roles.items():
             if any(root.parameter == name for root in source.roots):
                 each = self._reduced[role] or [self._dense(role, grads) for grads in self.grads]
@@ -309,7 +309,7 @@ class UseGradients:
 
 
 def _to_roots(source: Tracked, grads: Tensor) -> Iterator[tuple[Root, Tensor]]:
-    """Pull gradients (n, c, *shape) in a tracked tensor back to the parameters that it was computed from."""
+    """Pull gradients (n, c, *shape) in a tracked tensor back to the parameters it was computed from."""
     roots, view = source.roots, source.view
     if roots[0].tensor is source.tensor:
         yield roots[0], grads
@@ -340,7 +340,7 @@ def tangents_of(
 ) -> list[Tangent]:
     """Pull cotangents (c, n, k) back to every use, in one vectorised pass if `batched`, and on to the blocks.
 
-    A block is zero where no use is recorded; `last` frees the graph.
+    A block without recorded uses is zero; `last` frees the graph.
     """
     uses = [UseGradients(record, layout, len(outputs)) for record, layout in zip(records, layouts, strict=True)]
     passes = [cotangents] if batched else [*cotangents]
@@ -423,17 +423,17 @@ def _dense(name: str, shape: tuple[int, ...], uses: Sequence[UseGradients], empt
 
 
 def _common_rows(index: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-    """Index (n, t) and gradients (n, c, t, d) of rows that were taken from a table for all examples alike."""
+    """Index (n, t) and gradients (n, c, t, d) of table rows that all examples share."""
     n, c = grads.shape[:2]
     return index.flatten().expand(n, -1), grads.reshape(n, c, index.numel(), -1)
 
 
 # --- What no rule covers ----------------------------------------------------------------------------------------------
 #
-# The functional fallback gives per-example gradients of any parameter, whatever the model does with it. The parameter
-# is replaced, wherever a torch function takes it, by one copy for each example; `torch.vmap` runs the model on every
-# example with its own copy, and ordinary backward passes give the gradients in the copies. Where vmap cannot follow
-# (control flow that depends on data), the examples are run one at a time.
+# The functional fallback gives per-example gradients of any parameter, whatever the model does with it. Wherever a
+# torch function takes the parameter, it is replaced by one copy for each example; `torch.vmap` runs the model on every
+# example with its own copy, and ordinary backward passes give the gradients in the copies. If vmap does not support the
+# model (control flow that depends on data), the examples are run one at a time.
 
 
 class Vectorized:
@@ -466,7 +466,7 @@ class Vectorized:
 
 
 class OneByOne:
-    """The examples one after the other, with the parameters themselves."""
+    """One example at a time, with the parameters themselves."""
 
     def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
         self._parameters = parameters

@@ -1,14 +1,14 @@
-"""Hessian sketches: training examples with many outputs, seen through a few combinations of their outputs.
+"""Hessian sketches: training examples with many outputs, represented by a few combinations of their outputs.
 
-All that a fit needs of an example are the gradients J^T r of its residual and J^T R of a root of its Hessian
-L = R R^T, k columns for k classes at every position. Here R is replaced by S with c columns and E[S S^T] = L: labels
-sampled from the softmax, or random signs times all columns of R. With c as large as the number of outputs S is R.
+A fit needs from an example only the gradients J^T r of its residual and J^T R of a root of its Hessian L = R R^T, with
+k columns for k classes at every position. A sketch replaces R by S with c columns and E[S S^T] = L: labels sampled from
+the softmax, or random signs times all columns of R. If c is the number of outputs, S is R.
 
-The example is then seen through A = (S, r): its outputs are the c + 1 numbers A^T f, its Jacobian is A^T J. In these
-coordinates the root of the Hessian is (I, 0)^T and the residual the last unit vector, for every example. Nothing is
-lost: with Q = J F^-1 J^T the leave-one-out residual is r + S (I - S^T Q S)^-1 S^T Q r, whose coordinates are these c
-numbers and a one, and which needs of Q only A^T Q A. Lengths in the outputs are those of the small Gram matrix A^T A;
-see `Linearization.isometric`.
+The example is then represented by A = (S, r): its outputs are the c + 1 numbers A^T f, its Jacobian is A^T J. In these
+coordinates the root of the Hessian is (I, 0)^T and the residual is the last unit vector, for every example. Nothing is
+lost: with Q = J F^-1 J^T the leave-one-out residual is r + S (I - S^T Q S)^-1 S^T Q r. Its coordinates are c numbers
+and a one, and it needs only A^T Q A of Q. Lengths in the outputs follow from the small Gram matrix A^T A; see
+`Linearization.isometric`.
 
 Labels are sampled in the first pass and stored with the fit: rounding may change one that is near a boundary. Signs are
 hashes of the numbers of example, position and column, the same on every device.
@@ -32,35 +32,35 @@ from whence.jacobian.views import OutputMixtures, OutputView, Softmax, SoftmaxCo
 from whence.likelihoods import Categorical, Likelihood
 from whence.runtime.model_state import signed
 
-ALL_OUTPUTS = 64  # up to which no sketch is used by default
-COLUMNS = 16  # of a sketch, by default, of a training set of a few thousand examples or fewer
-ALL_COLUMNS = 2**16  # of all examples, from which on fewer of each will do: curvatures of 3,500 degrees of freedom
-CHUNK_BYTES = 256 * 2**20  # of the outputs of a chunk, where labels are sampled
-CHUNK_SHARE = 1 / 16  # of the memory of a GPU, for the same
-MIXTURE_BYTES = 96 * 2**20  # of the random signs of all outputs of a chunk, where there are such
-BLOCK = 128  # probabilities whose sums are looked through before single ones
+ALL_OUTPUTS = 64  # up to this many outputs, no sketch is used by default
+COLUMNS = 16  # default columns of a sketch, for up to a few thousand examples
+ALL_COLUMNS = 2**16  # columns over all examples that are enough: curvatures of 3,500 degrees of freedom
+CHUNK_BYTES = 256 * 2**20  # of the outputs of a chunk, if labels are sampled
+CHUNK_SHARE = 1 / 16  # the same, as a share of the memory of a GPU
+MIXTURE_BYTES = 96 * 2**20  # of the random signs for all outputs of a chunk
+BLOCK = 128  # probabilities in a block: sums of blocks are searched first
 
 
 class Labels(NamedTuple):
-    """Sampled labels of each position; see `sample_labels`. No positions where S is not made of labels."""
+    """Sampled labels of each position; see `sample_labels`. No positions if S is not made from labels."""
 
     classes: Tensor  # (n, t, c), int32; -1 for none
     floors: Tensor  # (n, t)
 
 
 class SketchedOutputs(NamedTuple):
-    """What the first pass keeps of a chunk."""
+    """Results of the first pass for a chunk."""
 
     outputs: Tensor  # (n, c + 1) A^T f
     gram: Tensor  # (n, c + 1, c + 1) A^T A
-    weights: Tensor  # (n,) of the examples
-    largest: Tensor  # (n,) absolute values of their outputs, at most
-    counted: Tensor  # (n,) how many of their positions count
-    classes: Tensor  # of the labels
+    weights: Tensor  # (n,) weights of the examples
+    largest: Tensor  # (n,) largest absolute output
+    counted: Tensor  # (n,) number of positions that count
+    classes: Tensor  # see `Labels`
     floors: Tensor
 
     def padded(self, positions: int) -> SketchedOutputs:
-        """The same, with labels of more positions, which have none."""
+        """The same, padded to more positions, without labels there."""
         more = positions - self.floors.shape[1]
         return self._replace(classes=pad(self.classes, (0, 0, 0, more), value=-1), floors=pad(self.floors, (0, more)))
 
@@ -70,7 +70,7 @@ Sketched = tuple[OutputView, Tensor, Tensor, Tensor, Labels]  # view, A^T f, A^T
 
 @dataclass
 class HessianSketch:
-    """Views of a few combinations of the outputs of each training example, the same in every pass."""
+    """Views of a few combinations of each training example's outputs, the same in every pass."""
 
     network: Network  # the model
     likelihood: Likelihood  # gives residuals and the Hessian's root
@@ -79,15 +79,15 @@ class HessianSketch:
     dtype: torch.dtype  # of the algebra
     width: int = 0  # outputs k at each position; 0 before the first pass
     dense: bool = False  # whether the network has outputs at several positions
-    counted: int = 0  # how many positions of training examples count
-    labels: Labels | None = None  # of all examples, padded to the longest; None in the first pass
-    saved: Tensor | None = None  # (n, c + 1, c + 1) A^T A of the fit that was loaded: it must be the same here
+    counted: int = 0  # number of positions of training examples that count
+    labels: Labels | None = None  # labels of all examples, padded to the longest; None in the first pass
+    saved: Tensor | None = None  # (n, c + 1, c + 1) A^T A of a loaded fit: it must be the same here
 
     def __post_init__(self) -> None:
         self.outputs = CheckedOutputs(self.network, same_positions=False)
 
     def views(self, batch: Batch, where: str) -> Iterator[Batch]:
-        """Parts of a batch whose outputs fit in memory, with views as inputs."""
+        """Yield parts of a batch whose outputs fit in memory, with views as inputs."""
         if self.labels is None or self.saved is not None or not self._samples(batch.targets):
             yield from (view for view, _ in self.derivatives(batch, where))
             return
@@ -102,7 +102,7 @@ class HessianSketch:
         return self.columns < self.width * targets[0].numel()
 
     def derivatives(self, batch: Batch, where: str) -> Iterator[tuple[Batch, SketchedOutputs]]:
-        """The same parts, and what the first pass keeps of them."""
+        """Yield the parts of a batch as in `views`, with the results of the first pass."""
         outputs = self.outputs(batch.inputs, where)
         self.width = outputs.shape[-1]
         sampled = self._samples(batch.targets)
@@ -117,7 +117,7 @@ class HessianSketch:
             yield replace(chunk, inputs=view), found
 
     def _chunks(self, batch: Batch, outputs: int, sampled: bool) -> Iterator[Batch]:
-        """Parts of a batch whose examples have so many outputs."""
+        """Yield parts of a batch that fit in memory, for examples with this many outputs."""
         device, most = self.network.device, MIXTURE_BYTES // (torch.float64.itemsize * (self.columns + 1))
         if sampled:
             on_gpu = device.type == "cuda"
@@ -137,9 +137,9 @@ class HessianSketch:
         return Labels(*(one[batch.rows, : batch.targets[0].numel()] for one in self.labels))
 
     def _softmax_columns(self, batch: Batch, where: str, labels: Labels) -> SoftmaxColumns:
-        """The view by sampled labels, and by the targets for the residual."""
+        """The view from sampled labels, and for the residual from the targets."""
         assert isinstance(self.likelihood, Categorical)
-        answers = batch.targets.unsqueeze(-1).to(self.dtype)  # of the same positions
+        answers = batch.targets.unsqueeze(-1).to(self.dtype)  # one for each position
         own, sizes = (one.reshape(batch.size, -1) for one in self.likelihood.labels(batch.targets, self.dtype))
         sizes = sizes * position_weights(batch.weights, answers, sizes.reshape(-1) > 0, where)
         signs = random_signs(*self._places(batch, sizes), self.columns, self.seed).to(self.dtype)
@@ -150,7 +150,7 @@ class HessianSketch:
         return SoftmaxColumns(batch.inputs, classes, torch.cat([signs, sizes.unsqueeze(2)], dim=2), floors)
 
     def _places(self, batch: Batch, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers of the examples (n, 1) and of their positions (n, t), of which only those that count are counted."""
+        """Numbers of the examples (n, 1), and of their positions (n, t) among those that count."""
         examples = torch.arange(batch.start, batch.start + batch.size, device=sizes.device).unsqueeze(1)
         return examples, (sizes > 0).long().cumsum(1)
 
@@ -175,7 +175,7 @@ class HessianSketch:
 
     def _by_signs(self, outputs: Tensor, batch: Batch, where: str) -> Sketched:
         n, k = len(outputs), outputs.shape[-1]
-        shaped = outputs.double()  # exact for rounded outputs, however confident
+        shaped = outputs.double()  # exact for rounded outputs, even if very confident
         flat = shaped.reshape(-1, k)
         likelihood = self.likelihood
         targets = likelihood.check_targets(targets_at(batch.targets, outputs, where), flat, where)
@@ -186,7 +186,7 @@ class HessianSketch:
         size = weights.shape[1] * likelihood.root_sizes(flat[:1], targets[:1]).shape[1]
         mixing = self._mixing(n, size, batch.start, flat).reshape(len(flat), -1, self.columns)
         roots = likelihood.root_times(flat, targets, mixing)
-        del mixing  # as large as what it makes
+        del mixing  # as large as the result
         roots = (roots * each.sqrt().unsqueeze(2)).reshape(n, -1, self.columns)
         check_finite((roots, residuals), f"derivatives of the {likelihood.name} loss", where)
         columns = torch.cat([roots, residuals], dim=2)
@@ -215,7 +215,7 @@ class HessianSketch:
         )
 
     def _check_saved(self, outputs: Tensor, rows: slice, gram: Tensor, where: str) -> None:
-        """Raise where lengths and inner products differ from those of the saved fit by more than rounding.
+        """Raise if lengths and inner products differ from those of the saved fit by more than rounding.
 
         S and r change with the outputs about as logarithms do.
         """
@@ -242,20 +242,20 @@ class HessianSketch:
 
 
 def sample_labels(p: Tensor, uniform: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """Labels (m, c) of positions with probabilities p (m, k), and floors (m,), by one number in [0, 1) a position.
+    """Labels (m, c) for positions with probabilities p (m, k), and floors (m,), from one number in [0, 1) per position.
 
-    A label y is chosen with probability q_y = min(1, p_y / floor), where the floor makes these sum to c: words more
-    probable than the floor always, others by systematic sampling of the sums of q. Columns with the labels y_tj of
-    position t, random signs s_tj and weights w_t are
+    A label y is chosen with probability q_y = min(1, p_y / floor), where the floor makes these sum to c. Classes more
+    probable than the floor are always chosen, others by systematic sampling of the sums of q. Columns with the labels
+    y_tj of position t, random signs s_tj and weights w_t are
 
         S_j = sum_t s_tj sqrt(w_t max(p_ty, floor_t)) (e_y - p_t),    y = y_tj.
 
-    E[S S^T] is the Hessian of softmax cross-entropy. Signs of two positions are independent, so that its blocks between
+    E[S S^T] is the Hessian of softmax cross-entropy. Signs of different positions are independent, so blocks between
     positions are zero. Since p_y / q_y = max(p_y, floor), the block of one position is
 
         w sum_y q_y (p_y / q_y) (e_y - p)(e_y - p)^T = w (diag(p) - p p^T).
 
-    No label is chosen twice. Where fewer than c have a probability above zero, all are chosen, and -1 for the rest.
+    No label is chosen twice. If fewer than c have a probability above zero, all are chosen, and -1 for the rest.
 
     Examples:
         >>> p = torch.tensor([[0.5, 0.0, 0.3, 0.2]], dtype=torch.float64)
@@ -266,13 +266,13 @@ def sample_labels(p: Tensor, uniform: Tensor, columns: int) -> tuple[Tensor, Ten
     floors = None
     if columns > 1:
         largest, at = p.topk(min(columns, p.shape[1]), dim=1)
-        rest = p.scatter(1, at, 0.0).sum(1, keepdim=True) + largest.flip(1).cumsum(1).flip(1)  # from each of these on
+        rest = p.scatter(1, at, 0.0).sum(1, keepdim=True) + largest.flip(1).cumsum(1).flip(1)  # from each on
         shares = rest / (columns - torch.arange(largest.shape[1], device=p.device))
         enough = largest <= shares
         first = enough.int().argmax(1, keepdim=True)
         floors = torch.where(enough.any(1, keepdim=True), shares.gather(1, first), 0.0)
-        p = p.minimum(floors.clamp_min(torch.finfo(p.dtype).tiny))  # chances, times the floor
-    # Sums of blocks first: sums up to every word take long.
+        p = p.minimum(floors.clamp_min(torch.finfo(p.dtype).tiny))  # chances q times the floor
+    # Sums of blocks first: cumulative sums over all classes are slow.
     k, whole = p.shape[1], p.shape[1] // BLOCK * BLOCK
     blocks = [p[:, :whole].unflatten(1, (-1, BLOCK)).sum(2), p[:, whole:].sum(1, keepdim=True)]
     sums = torch.cat(blocks, dim=1).cumsum(1, dtype=torch.float64)
@@ -288,7 +288,7 @@ def sample_labels(p: Tensor, uniform: Tensor, columns: int) -> tuple[Tensor, Ten
 
 
 def random_uniform(examples: Tensor, places: Tensor, seed: int) -> Tensor:
-    """(n, t) numbers in [0, 1) of examples (n, 1) and their places (n, t), the same in every call and on every device.
+    """(n, t) numbers in [0, 1) for examples (n, 1) and places (n, t), the same in every call and on every device.
 
     Examples:
         >>> random_uniform(torch.tensor([[3]]), torch.tensor([[1, 2]]), 0)
@@ -298,7 +298,7 @@ def random_uniform(examples: Tensor, places: Tensor, seed: int) -> Tensor:
 
 
 def random_signs(examples: Tensor, places: Tensor, count: int, seed: int) -> Tensor:
-    """(n, t, count) random signs, int8, of examples (n, 1) and their places (n, t); as `random_uniform`."""
+    """(n, t, count) random signs, int8, for examples (n, 1) and places (n, t), as in `random_uniform`."""
     bits = torch.arange(64, device=places.device)
     words = [_hash(examples, places, block, seed).unsqueeze(2) for block in range(-(-count // 64))]
     parts = [(2 * ((word >> bits[: count - 64 * at]) & 1) - 1).to(torch.int8) for at, word in enumerate(words)]
@@ -306,7 +306,7 @@ def random_signs(examples: Tensor, places: Tensor, count: int, seed: int) -> Ten
 
 
 def _hash(examples: Tensor, places: Tensor, stream: int, seed: int) -> Tensor:
-    """(n, t) 64 random bits: a counter through the steps of SplitMix64, in integers that wrap around."""
+    """(n, t) 64 random bits: a counter passed through SplitMix64, in integers that wrap around."""
     found = _scrambled(_scrambled(torch.full_like(examples, signed(seed))) + stream)
     found = _scrambled(found + examples)
     return _scrambled(found + places)
@@ -320,5 +320,5 @@ def _scrambled(words: Tensor) -> Tensor:
 
 
 def _shifted(words: Tensor, count: int) -> Tensor:
-    """Without the sign, which torch would shift in."""
+    """Logical right shift: torch's own shift would copy the sign."""
     return (words >> count) & ((1 << (64 - count)) - 1)

@@ -1,10 +1,10 @@
 """Checks of a capture on one batch: nothing missed, nothing counted twice, no examples mixed.
 
-Three facts are checked. Gradients pulled back from some of the examples alone are zero for all others, in the layout
-that was found for each use; the sets of examples are such that a leak between any two would show. For a random
-cotangent, the captured gradients of all examples add up to autograd's gradient, taken on the model as it is. And the
-outputs under capture are the model's, whichever examples are in the batch. `whence.jacobian.capture` says which of
-these checks run on which batches.
+Three facts are checked. First, gradients pulled back from only some of the examples are zero for all others, in the
+layout found for each use; the sets of examples are such that a leak between any two would show. Second, for a random
+cotangent, the captured gradients of all examples add up to autograd's gradient of the unmodified model. Third, the
+outputs under capture are the model's own, whichever examples are in the batch. `whence.jacobian.capture` says which
+checks run on which batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from whence.linalg import gradients_not_finite
 
 # --- Autograd's gradients, to compare with ----------------------------------------------------------------------------
 
-BATCH_SIZES = (7, 5, 3, 2)  # to verify on: no width, head count or sequence length is likely to be the same
+BATCH_SIZES = (7, 5, 3, 2)  # for verification: unlikely to equal a width, head count or sequence length
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class AutogradReference:
 
     inputs: Inputs
     outputs: Tensor  # (n, k)
-    precision: torch.dtype  # the coarsest that occurs inside the model
+    precision: torch.dtype  # the lowest precision inside the model
     cotangent: Tensor  # (n, k)
-    gradients: Mapping[str, Tensor | None]  # None where the outputs do not depend on the parameter
+    gradients: Mapping[str, Tensor | None]  # None if the outputs do not depend on the parameter
 
     @property
     def tolerance(self) -> float:
-        """Relative error to be expected between two ways of computing the same thing."""
+        """Expected relative error between two ways of computing the same numbers."""
         return tolerance(self.precision, self.outputs.device)
 
     def mismatches(self, tangents: Sequence[Tangent]) -> dict[str, str]:
-        """Parameters whose captured gradients do not add up to autograd's over the examples, and by how much."""
+        """Parameters whose captured gradients, summed over examples, differ from autograd's; and by how much."""
         scale = math.hypot(*(float(g.double().norm()) for g in self.gradients.values() if g is not None))
-        floor = scale * max(min(100 * torch.finfo(self.precision).eps, 1e-2), self.tolerance**2)  # of cancelling terms
+        floor = scale * max(min(100 * torch.finfo(self.precision).eps, 1e-2), self.tolerance**2)  # if terms cancel
         wrong: dict[str, str] = {}
         for tangent in tangents:
             total, norm_of_terms = _sum_over_examples(tangent)
@@ -65,7 +65,7 @@ class AutogradReference:
 
 
 def _sum_over_examples(tangent: Tangent) -> tuple[Tensor, float]:
-    """The sum for one cotangent, as a matrix of the block, and the norm of its terms, which may cancel in it."""
+    """The sum for one cotangent, as the block's matrix, and the norm of its terms, which may cancel."""
     if not isinstance(tangent, Kronecker):
         each = tangent.materialize().double()[:, 0]
         return each.sum(0), float(each.norm())
@@ -75,7 +75,7 @@ def _sum_over_examples(tangent: Tangent) -> tuple[Tensor, float]:
 
 
 def tolerance(precision: torch.dtype, device: torch.device) -> float:
-    """Relative error to be expected between two ways of computing outputs or gradients."""
+    """Expected relative error between two ways of computing outputs or gradients."""
     fast = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
     if device.type == "cuda" and fast and precision == torch.float32:
         return 1e-2
@@ -104,7 +104,7 @@ def autograd_reference(call: Call, parameters: Mapping[str, Tensor], inputs: Inp
 def reference_on_graph(
     outputs: Tensor, inputs: Inputs, parameters: Mapping[str, Tensor], precision: torch.dtype
 ) -> AutogradReference:
-    """Autograd's gradients of outputs with a graph, which is kept."""
+    """Autograd's gradients of outputs with a graph; the graph is kept."""
     cotangent = normal_numbers(outputs.shape, len(outputs), outputs)
     found: Sequence[Tensor | None] = [None] * len(parameters)
     if outputs.requires_grad:
@@ -117,7 +117,7 @@ def reference_on_graph(
 def _check_independent(call: Call, inputs: Inputs, outputs: Tensor) -> torch.dtype:
     """Raise if the outputs of an example depend on the others in the batch; return the precision of the model."""
     half = (len(outputs) + 1) // 2
-    dtypes = [torch.float64]  # in which the model computes: one in float32 may use bfloat16 inside
+    dtypes = [torch.float64]  # dtypes inside the model: one in float32 may use bfloat16
 
     def noted(function: Function, args: Arguments, kwargs: Keywords) -> Any:
         out = function(*args, **kwargs)
@@ -137,7 +137,7 @@ def _check_independent(call: Call, inputs: Inputs, outputs: Tensor) -> torch.dty
 
 
 def close(one: Tensor, other: Tensor, relative: float, scale: Tensor | None = None) -> bool:
-    """Whether two tensors differ by no more than a share of a scale, by default the norm of the second."""
+    """Whether two tensors differ by at most a share of a scale, by default the norm of the second."""
     if one.shape != other.shape:
         return False
     size = other.double().norm() if scale is None else scale
@@ -148,7 +148,7 @@ def close(one: Tensor, other: Tensor, relative: float, scale: Tensor | None = No
 
 
 def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[list[Layout] | None]:
-    """The layouts in which gradients from some examples are zero for all others; `None` for uses without a gradient."""
+    """Layouts in which gradients from some examples are zero for all others; `None` for uses without a gradient."""
     n, cotangent = len(outputs), normal_numbers(outputs.shape, len(outputs), outputs)
     plain = output_gradients(outputs, records, cotangent)
     have = [at for at, gradient in enumerate(plain) if gradient is not None and bool(gradient.any())]
@@ -162,7 +162,7 @@ def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[list[Layout
 
 
 def separating_sets(n: int) -> Tensor:
-    """Sets of examples (s, n) of bool such that, for any two examples, one set has the first and not the second.
+    """Boolean sets of examples (s, n): for any two examples, one set has the first and not the second.
 
     Example:
         >>> separating_sets(3).int().tolist()
@@ -175,11 +175,11 @@ def separating_sets(n: int) -> Tensor:
 def rows_are_in_place(outputs: Tensor, records: Sequence[Record], layouts: Sequence[Layout]) -> bool:
     """Whether every example's gradients are where the layouts say, on a batch whose rows may have been reordered.
 
-    With a power of two for each example in the cotangent, its gradients must be multiplied by that power. Powers are
-    digits of the examples' numbers, so that any two examples differ in one of a few such cotangents.
+    If an example's cotangent is multiplied by a power of two, its gradients must be multiplied by that power. Powers
+    are digits of the examples' numbers, so any two examples differ in at least one of a few such cotangents.
     """
     n = len(outputs)
-    base = 7 if outputs.dtype == torch.float16 else 15  # how many powers of two the precision has room for
+    base = 7 if outputs.dtype == torch.float16 else 15  # number of powers of two within the range of the precision
     cotangent, number = normal_numbers(outputs.shape, len(outputs), outputs), torch.arange(n, device=outputs.device)
     plain = output_gradients(outputs, records, cotangent)
     for place in takewhile(lambda place: place == 1 or place < n, (base**digit for digit in count())):
@@ -204,7 +204,7 @@ def _multiplied(before: Tensor, after: Tensor, layout: Layout, power: Tensor) ->
 
 
 def uncovered_calls(call: Call, parameter: Tensor, inputs: Inputs) -> str:
-    """What a model does with a parameter that no rule covers, in words."""
+    """Say in words what a model does with a parameter that no rule covers."""
     names: set[str] = set()
 
     def noted(function: Function, args: Arguments, kwargs: Keywords) -> Any:

@@ -1,6 +1,6 @@
-"""Views of the outputs: inputs with which the network returns c numbers for each example instead of all its K outputs.
+"""Views of the outputs: inputs for which the network returns c numbers for each example instead of all its K outputs.
 
-Jacobians, curvatures and sandwiches then take c backward passes, whatever K is.
+Jacobians, curvatures and sandwiches then take c backward passes, for any K.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch.utils import _pytree
 
 
 class OutputView:
-    """Inputs, and what is computed from the outputs of each of them. A view takes the place of inputs.
+    """Inputs, and what to compute from the outputs of each of them. A view is passed in place of inputs.
 
-    As pytrees, views are moved to a device, cut into chunks and mapped over by torch.vmap as dicts and tuples are.
+    Views are pytrees: like dicts and tuples they can be moved to a device, split into chunks and used with torch.vmap.
     """
 
-    inputs: Any  # what the model is called with
+    inputs: Any  # inputs of the model
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -31,12 +31,12 @@ class OutputView:
 
     @property
     def count(self) -> int:
-        """The number c: the last axis of the tensor that comes after the inputs."""
+        """The number c: size of the last axis of the first field after `inputs`."""
         return int(self._parts()[1].shape[-1])
 
     @abstractmethod
     def apply(self, outputs: Tensor) -> Tensor:
-        """(n, c) of outputs (n, K)."""
+        """(n, c) from outputs (n, K)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SelectedOutputs(OutputView):
     index: Tensor  # (n, c) positions among the K outputs
 
     def apply(self, outputs: Tensor) -> Tensor:
-        """Pick them."""
+        """Select them."""
         return outputs.gather(1, self.index)
 
 
@@ -78,19 +78,19 @@ class OutputMixtures(OutputView):
 
 # --- Columns of the Hessian of cross-entropy, without an array for every position, class and column -------------------
 #
-# Of the most probable class 1 - p_top is the sum of the others' probabilities, and outputs are taken relative to its
-# own: both keep their digits however certain it is.
+# For the most probable class, 1 - p_top is computed as the sum of the other probabilities, and outputs are taken
+# relative to the top output: both keep their digits however certain the class is.
 
-CHUNK = {"cpu": 2**20, "cuda": 2**26}  # outputs of the positions that are widened at once
+CHUNK = {"cpu": 2**20, "cuda": 2**26}  # outputs widened at once
 
 
 def chunk_of_positions(outputs: Tensor) -> int:
-    """How many rows of outputs (m, k) are widened at once."""
+    """Number of rows of outputs (m, k) that are widened at once."""
     return max(1, CHUNK.get(outputs.device.type, CHUNK["cpu"]) // outputs.shape[1])
 
 
 class Softmax(NamedTuple):
-    """Probabilities of rows of outputs (m, k), in single precision at least."""
+    """Probabilities of rows of outputs (m, k), in at least single precision."""
 
     outputs: Tensor  # (m, k)
     highest: Tensor  # (m, 1) output of the top class, in the precision of the probabilities
@@ -101,7 +101,7 @@ class Softmax(NamedTuple):
 
     @classmethod
     def of(cls, outputs: Tensor) -> Softmax:
-        """Of outputs (m, k); half precision is widened.
+        """Softmax of outputs (m, k); half precision is widened.
 
         Examples:
             >>> Softmax.of(torch.tensor([[0.0, 30.0]])).rest
@@ -115,20 +115,20 @@ class Softmax(NamedTuple):
         return cls(outputs, highest.to(wide), top, others, others.sum(1, keepdim=True), largest)
 
     def all(self) -> Tensor:
-        """(m, k) the probabilities of all classes; these take the place of `others`."""
+        """(m, k) probabilities of all classes; overwrites `others`."""
         return self.others.scatter_(1, self.top, self.largest)
 
     def less_mean(self, classes: Tensor) -> Tensor:
-        """(m, c) f_y - p . f of these classes y."""
+        """(m, c) f_y - p . f for these classes y."""
         below = self.outputs - self.highest
         found: Tensor = below.gather(1, classes) - torch.linalg.vecdot(self.others, below).unsqueeze(1)
         return found
 
     def pick(self, classes: Tensor) -> Tensor:
-        """What the columns of these classes (m, c) need: (5, m, c), in double precision.
+        """Everything needed for the columns of these classes (m, c): (5, m, c), in double precision.
 
-        Their probabilities p_y; of e_y - p the entry at the top class, and what p_y adds elsewhere; y's output less
-        p . f; and the sum of squares of the others.
+        In order: the probability p_y; the entry of e_y - p at the top class; what p_y adds elsewhere; y's output minus
+        p . f; and the sum of squares of the other probabilities.
         """
         own = classes == self.top
         probability = torch.where(own, self.largest, self.others.gather(1, classes))
@@ -144,7 +144,7 @@ class SoftmaxColumns(OutputView):
     """Sums over positions t of h_tj (f_ty - p_t . f_t), y = y_tj, for the softmax p of the outputs f.
 
     Their gradients in the outputs are h (e_y - p): columns of a root of the Hessian of cross-entropy, or its residual.
-    Probabilities are taken as fixed.
+    Probabilities are treated as constants.
 
     Examples:
         >>> view = SoftmaxColumns(None, torch.tensor([[[1]]]), torch.ones(1, 1, 1), torch.ones(1, 1, 1))
@@ -158,7 +158,7 @@ class SoftmaxColumns(OutputView):
     floors: Tensor  # (n, t, c); h is the weight times the root of max(p_y, floor)
 
     def apply(self, outputs: Tensor) -> Tensor:
-        """Sum them up."""
+        """Sum over positions."""
         n, t, _ = self.classes.shape
         given = (one.flatten(0, 1) for one in (self.classes.long(), self.weights, self.floors))
         columns: Any = Columns.apply
@@ -166,7 +166,7 @@ class SoftmaxColumns(OutputView):
         return found
 
     def products(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, c) as of `apply`, and (n, c, c) inner products of the gradients, for outputs (n, ..., k)."""
+        """(n, c) as from `apply`, and (n, c, c) inner products of the gradients, for outputs (n, ..., k)."""
         flat, classes = outputs.reshape(-1, outputs.shape[-1]), self.classes.long().flatten(0, 1)
         step = chunk_of_positions(flat)
         parts = zip(flat.split(step), classes.split(step), strict=True)
@@ -181,7 +181,7 @@ class SoftmaxColumns(OutputView):
 
 
 class Columns(torch.autograd.Function):
-    """h (f_y - p . f) of every position and column, whose derivative in f is h (e_y - p): one product a backward pass.
+    """h (f_y - p . f) of every position and column; the derivative in f is h (e_y - p): one product per backward pass.
 
     Probabilities are kept in the precision of the outputs.
     """
@@ -192,7 +192,7 @@ class Columns(torch.autograd.Function):
     def forward(
         outputs: Tensor, classes: Tensor, weights: Tensor, floors: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Values (m, c) of outputs (m, k); and what the derivative needs."""
+        """Values (m, c) of outputs (m, k), and tensors for the derivative."""
         others = torch.empty_like(outputs)
         step, parts = chunk_of_positions(outputs), []
         given = (outputs, classes, weights, floors, others)
@@ -224,7 +224,7 @@ class Columns(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        """H (t_y - p . t)."""
+        """The product h (t_y - p . t)."""
         classes, others, h, rest, top = ctx.saved_tensors
         along = tangents[0]
         highest = along.gather(1, top)

@@ -24,11 +24,11 @@ T = TypeVar("T")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 Precision = Literal["float32", "tf32", "fp16"]
-"""Of the products of approximate structures."""
+"""Precision of the products in approximate structures."""
 
 
 def asks_back(decorated: Decorated) -> Decorated:
-    """Decorate a function, or all public methods of a class, to suggest a name for an argument it does not have.
+    """Decorate a function, or all public methods of a class, to suggest a name for an unknown argument.
 
     Examples:
         >>> asks_back(lambda ridge: ridge)(rigde=1)
@@ -41,7 +41,7 @@ def asks_back(decorated: Decorated) -> Decorated:
                 setattr(decorated, name, asks_back(method))
         return decorated
     parameters = signature(decorated).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):  # it looks at names itself
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):  # it checks names itself
         return decorated
     known = [name for name in parameters if name != "self"]
 
@@ -58,28 +58,27 @@ def asks_back(decorated: Decorated) -> Decorated:
 @asks_back
 @dataclass(frozen=True)
 class Execution:
-    """How a fit runs. None of it changes what is computed, beyond rounding error.
+    """How a fit runs. No option changes the results beyond rounding error.
 
     Args:
-        chunk_size: examples whose gradients are held at once; as many as memory allows when not given.
-        max_memory: bytes that may be taken; 80 % of what is free when not given.
-        dtype: of the algebra; the model computes in its own.
-        precision: of the products of approximate structures, for models in single precision: "float32"; "tf32", which a
-            GPU computes several times as fast, with the same answers to three digits; or "fp16", in which the network
-            runs in half precision for its gradients, too. Outputs and residuals stay in the model's precision, sums in
-            single or double precision. "fp16" may cost a thousandth of the rank correlation with the answers in single
-            precision (see `docs/benchmarks.md`), and fails for networks whose activations exceed 65,504.
-        generator: gives the seed of the random columns where `hessian_columns` asks for some; the same ones every time
-            by default.
+        chunk_size: number of examples whose gradients are held at once; as many as memory allows by default.
+        max_memory: bytes that may be used; 80 % of the free memory by default.
+        dtype: dtype of the algebra; the model computes in its own.
+        precision: of the products in approximate structures, for models in single precision: "float32"; "tf32", several
+            times as fast on a GPU, with the same results to three digits; or "fp16", where the network also runs in
+            half precision for its gradients. Outputs and residuals stay in the model's precision, sums in single or
+            double precision. "fp16" may cost a thousandth of the rank correlation with the results in single precision
+            (see `docs/benchmarks.md`), and fails for networks whose activations exceed 65,504.
+        generator: gives the seed of the random columns if `hessian_columns` uses some; by default the same every time.
         checkpoint: a folder in which the sums of the fit are saved, so that the same call resumes there after a crash,
             with the same result, in any number of processes; see `docs/saving.md`.
         checkpoint_seconds: time between two checkpoints within a pass.
-        scratch: a folder on a disk with room. What a core or sketch keeps of every training example is written there
-            where it does not fit in memory, and read as it is needed, in place of another pass through the network. It
-            is gone when the tracer is.
+        scratch: a folder on a disk with free space. If the features that a core or sketch keeps of every training
+            example do not fit in memory, they are written there and read when needed, instead of another pass through
+            the network. They are deleted with the tracer.
         distributed: share the fit among all processes of `torch.distributed`, each with its own shard of the data in
-            `train_loader` and of the labels in `groups`: "auto" where there are several, or the number of seconds to
-            wait for the others; `False` for a fit of this process alone. See `docs/distributed.md`.
+            `train_loader` and of the labels in `groups`: "auto" if there are several, or the number of seconds to wait
+            for the others; `False` for a fit of this process alone. See `docs/distributed.md`.
 
     Examples:
         >>> Execution(max_memory=2**30).max_memory
@@ -97,7 +96,7 @@ class Execution:
     distributed: Distributed = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse what no fit could use."""
+        """Raise for options that no fit could use."""
         chunk_size: Any = self.chunk_size
         if chunk_size is not None and not (isinstance(chunk_size, Integral) and int(chunk_size) >= 1):
             raise InputError(f"expected chunk_size to be a whole number of examples, at least 1, got {chunk_size!r}.")
@@ -119,14 +118,14 @@ class Execution:
 
     @property
     def seed(self) -> int:
-        """Of the random mixtures of outputs."""
+        """Seed of the random mixtures of outputs."""
         if self.generator is None:
             return 0
         return int(torch.randint(2**31, (1,), generator=self.generator, device=self.generator.device))
 
 
 def checked_execution(given: Any) -> Execution:
-    """How a fit runs, as the user wants it or by default."""
+    """The given `Execution`, checked, or the default one."""
     if given is not None and not isinstance(given, Execution):
         raise InputError(
             f"expected execution to be a whence.Execution, got {given!r}. Write execution=whence.Execution(...), with "
@@ -136,7 +135,7 @@ def checked_execution(given: Any) -> Execution:
 
 
 def by_one_process(execution: Execution | None) -> Execution:
-    """The same, with "auto" for a fit of this process alone: where the others do not call `fit`, too.
+    """The same with "auto" replaced by `False`, for calls that the other processes do not make.
 
     Examples:
         >>> by_one_process(Execution(chunk_size=5))
@@ -149,15 +148,15 @@ def by_one_process(execution: Execution | None) -> Execution:
 
 
 class Chunks:
-    """Cuts batches into chunks; when one is too large for the device, it and all later ones are cut in half."""
+    """Splits batches into chunks; if one is too large for the device, it and all later ones are halved."""
 
     def __init__(self, notes: list[str], what: str) -> None:
-        self.notes = notes  # get a line when that happens
-        self.what = what  # is held for a piece, in the plural, for messages
+        self.notes = notes  # gets a line when that happens
+        self.what = what  # what is held for a chunk, in the plural, for messages
         self.most: int | None = None
 
     def of(self, size: int, step: int, work: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
-        """Yield (which examples, what `work` makes of them) for pieces of at most `step` examples, about equal.
+        """Yield (which examples, result of `work`) for chunks of about equal size, at most `step` examples.
 
         Examples:
             >>> list(Chunks([], "tangents").of(5, 4, lambda where: where.start))
@@ -185,25 +184,25 @@ class Chunks:
                     torch.cuda.empty_cache()
                 continue
             yield where, found
-            del found  # the next piece needs the room
+            del found  # the next chunk needs the memory
             low = where.stop
 
 
 State = Mapping[str, Tensor]
-"""Tensors by name that a pass adds to, in place."""
+"""Tensors by name, to which a pass adds in place."""
 
 
 class CheckpointWriter(Protocol):
-    """Saves the states of passes, and restores them."""
+    """Saves and restores the states of passes."""
 
     def begin(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
-        """Start the next pass and restore its state: how many examples are in it, `None` for all of them."""
+        """Start the next pass and restore its state; return how many examples it includes, `None` for all."""
 
     def save_if_due(self, done: int) -> None:
-        """Save the state, which has this number of examples in it, if the last save was long ago."""
+        """Save the state, which includes `done` examples, if the last save was long ago."""
 
     def finish(self) -> None:
-        """Save the state, which has all examples in it."""
+        """Save the state, which includes all examples."""
 
 
 @dataclass
@@ -211,14 +210,14 @@ class Passes:
     """The passes of a fit over the training data: which processes share them, and where their sums are saved."""
 
     process_group: ProcessGroup = ALONE  # the processes that share the data
-    checkpoint: CheckpointWriter | None = None  # saves the state of each pass, in the first process alone
+    checkpoint: CheckpointWriter | None = None  # saves the state of each pass, only in the first process
     checkpointed: bool = False  # whether any process saves states
-    offset: int = 0  # place of this process's first example among all
-    local_examples: int | None = None  # how many examples this process has; `None` for all
-    most_examples: int | None = None  # the most that any process has; `None` for all
-    closed: bool = False  # whether several processes shared a fit that is done
+    offset: int = 0  # index of this process's first example among all
+    local_examples: int | None = None  # number of examples of this process; `None` for all
+    most_examples: int | None = None  # largest number of examples of any process; `None` for all
+    closed: bool = False  # whether several processes shared a fit that is finished
     scratch: str | os.PathLike[str] | None = None  # a folder for what does not fit in memory
-    memory_limited: bool = False  # whether the user set a limit, so that freed memory goes back to the system at once
+    memory_limited: bool = False  # whether the user set a limit; then freed memory is returned to the system at once
 
     def over(
         self,
@@ -231,9 +230,9 @@ class Passes:
     ) -> Iterator[T]:
         """Yield items of the training data in order; the caller adds its sums over them to the state.
 
-        `rows` says which examples an item is made of. The state, zeros now, has the sums over all processes' data in
-        the end. Sums that were saved start from zero where `given`, what they depend on beside model, data and options,
-        has changed; they are saved after any item, or only in the end where the pass is not `resumable`.
+        `rows` gives the examples of an item. The state, zeros at first, holds the sums over the data of all processes
+        in the end. Saved sums are discarded if `given`, what they depend on besides model, data and options, has
+        changed. They are saved after any item, or only at the end if the pass is not `resumable`.
         """
         if self.closed:
             raise partial_data_error()
@@ -266,29 +265,29 @@ class Passes:
         return self.process_group.size > 1
 
     def trim_memory(self) -> None:
-        """Return freed memory to the system where the user set a limit; else the next pass uses it again."""
+        """Return freed memory to the system if the user set a limit; otherwise the next pass reuses it."""
         if self.memory_limited:
             trim_heap()
 
     def close(self) -> None:
-        """The fit is done: nothing of later passes is shared or saved."""
+        """End the fit: later passes are neither shared nor saved."""
         self.checkpoint, self.checkpointed, self.closed = None, False, self.shared
 
     def _restored(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
-        """How many examples are in the state already; `None` if the pass is done."""
+        """Number of examples already in the state; `None` if the pass is finished."""
         done = self.checkpoint.begin(label, state, given) if self.checkpoint is not None else 0
         if not self.shared or not self.checkpointed:
             return done
         if self.process_group.all_gather_object(label, done is None)[0]:
             self.process_group.broadcast(list(state.values()), 0, label)
             return None
-        for one in state.values():  # a pass that a single process had begun starts from zero
+        for one in state.values():  # a pass begun by a single process starts from zero
             one.zero_()
         return 0
 
 
 def partial_data_error() -> LoaderError:
-    """The error for what needs all training data where each process has a part of them."""
+    """The error for a question that needs all training data, when each process has a part of them."""
     return LoaderError(
         "expected all training data for this question, got a fit of several processes, each of which has a part of "
         "them. Save the fit, and whence.load(path, model, train_loader=...) with the batches of all processes, one "
@@ -296,13 +295,13 @@ def partial_data_error() -> LoaderError:
     )
 
 
-# --- A progress line with the time left, shown only for work that lasts -----------------------------------------------
+# --- A progress line with the time left, shown only for long tasks ----------------------------------------------------
 
 
 class Progress:
-    """Shows `label: done/total, time left` on one line of a terminal, once a task has lasted over a second.
+    """Shows `label: done/total, time left` on one line of a terminal, once a task has taken over a second.
 
-    Away from a terminal (a log file, a pipe) a line is written at most every ten seconds.
+    Elsewhere (a log file, a pipe) a line is written at most every ten seconds.
 
     Args:
         enabled: `False` shows nothing.
@@ -316,7 +315,7 @@ class Progress:
     def track(
         self, items: Iterable[T], label: str, total: int | None = None, tokens: Callable[[T], int] = lambda _: 0
     ) -> Iterator[T]:
-        """Yield `items`, showing how far along they are, and how many `tokens` a second where they have any.
+        """Yield `items` and show the progress, with `tokens` per second if there are any.
 
         Examples:
             >>> list(Progress(enabled=False).track([1, 2], "counting"))
@@ -348,7 +347,7 @@ class Progress:
                 stream.flush()
 
     def say(self, line: str) -> None:
-        """Write a line of its own."""
+        """Write a separate line."""
         stream = self._stream or sys.stderr
         if self.enabled and stream is not None:
             stream.write(f"{line}\n")
@@ -372,7 +371,7 @@ def describe(label: str, done: int, total: int | None, elapsed: float, tokens: i
 
 
 def clock(seconds: float) -> str:
-    """Seconds for people.
+    """Format seconds for people.
 
     Examples:
         >>> clock(42), clock(125), clock(7300)

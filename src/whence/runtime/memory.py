@@ -1,4 +1,4 @@
-"""How much memory a computation takes, known before it is taken."""
+"""Memory: how much is free, and budgets that are checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ RESERVE = 0.8
 """Share of the free memory that `whence` plans with."""
 
 UNKNOWN = 4 * 2**30
-"""The memory that is assumed on a system that does not report it."""
+"""The memory assumed on a system that does not report it."""
 
 MADV_DONTNEED = 4
-"""Of madvise(2) on Linux."""
+"""Constant of madvise(2) on Linux."""
 
 CONTAINER_FILES = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
@@ -34,7 +34,7 @@ CONTAINER_FILES = (
         "/sys/fs/cgroup/memory/memory.stat",
     ),
 )
-"""Limit, use and details of the memory of a container, new and old."""
+"""Files with limit, use and details of a container's memory, for new and old cgroups."""
 
 
 def free_memory(device: torch.device) -> int:
@@ -47,14 +47,14 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         used = torch.cuda.memory_allocated(device)
         free, total = torch.cuda.mem_get_info(device)
-        free += torch.cuda.memory_reserved(device) - used  # torch's own, to be used again
-        share = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # of torch 2.8 and later
+        free += torch.cuda.memory_reserved(device) - used  # torch's cache, which it reuses
+        share = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch 2.8 and later
         return int(free if share is None else min(free, share(torch.empty(0, device=device).device) * total - used))
     return min(_available(), *(_left(*files) for files in CONTAINER_FILES))
 
 
 def _available() -> int:
-    """What the machine has."""
+    """Memory available on the machine."""
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable"):
             return int(line.split()[1]) * 1024
@@ -64,7 +64,7 @@ def _available() -> int:
 
 
 def _left(limit: str, used: str, details: str) -> int:
-    """Bytes left of a container's limit, where cached files count as free; 2**62 without a limit."""
+    """Bytes left within a container's limit, counting cached files as free; 2**62 without a limit."""
     most, now = _read(limit).strip(), _read(used).strip()
     if not (most.isdigit() and now.isdigit()):
         return 2**62
@@ -82,7 +82,7 @@ def _read(path: str) -> str:
 
 
 def trim_heap() -> None:
-    """Return freed memory to the system: the C library would keep it, and exceed the limit that a user set."""
+    """Return freed memory to the system: the C library would keep it and exceed the user's limit."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
         if trim is not None:
@@ -90,9 +90,9 @@ def trim_heap() -> None:
 
 
 def on_disk(folder: str | os.PathLike[str], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in a file that is mapped into memory: pages are written, and dropped, as the system needs.
+    """Zeros in a memory-mapped file: the system writes and drops pages as needed.
 
-    The file has no name, and is gone with the tensor; where a system does not allow that, it stays behind.
+    The file has no name, and disappears with the tensor; on systems that do not allow that, it stays behind.
     """
     need = math.prod(shape) * dtype.itemsize
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -111,21 +111,21 @@ def on_disk(folder: str | os.PathLike[str], shape: tuple[int, ...], dtype: torch
 
 
 def drop_pages(mapped: Tensor) -> None:
-    """Let go of the pages of a part of a file that is mapped into memory: they are read again when they are needed.
+    """Release the pages of a part of a memory-mapped file; they are read again when needed.
 
-    Nothing is lost, as the file is shared. The system would drop them itself, but only where memory is short: until
-    then they count as this process's.
+    Nothing is lost, as the mapping is shared. The system would drop the pages only when memory is short; until then
+    they count as this process's memory.
     """
     if sys.platform != "linux" or not mapped.is_contiguous():
         return
     start, stop = mapped.data_ptr(), mapped.data_ptr() + mapped.nbytes
-    low, high = -(-start // PAGESIZE) * PAGESIZE, stop // PAGESIZE * PAGESIZE  # whole pages alone
+    low, high = -(-start // PAGESIZE) * PAGESIZE, stop // PAGESIZE * PAGESIZE  # whole pages only
     if high > low:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(low), ctypes.c_size_t(high - low), MADV_DONTNEED)
 
 
 def readable(size: float) -> str:
-    """Bytes for people.
+    """Format bytes for people.
 
     Examples:
         >>> readable(3 * 2**30)
@@ -139,7 +139,7 @@ def readable(size: float) -> str:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error means that a GPU has no memory left; cuBLAS and the like have messages of their own for it.
+    """Whether an error means that a GPU is out of memory; cuBLAS and similar libraries have their own messages.
 
     Examples:
         >>> is_full(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
@@ -152,7 +152,7 @@ def is_full(error: BaseException) -> bool:
 
 
 class Budget:
-    """The memory a fit may take on a device, in bytes: a limit, or 80 % of what is free now when `None`."""
+    """The memory that a fit may use on a device, in bytes: a limit, or 80 % of the free memory if `None`."""
 
     def __init__(self, device: torch.device, limit: float | None = None) -> None:
         self.limit = int(limit if limit is not None else RESERVE * free_memory(device))
@@ -162,7 +162,7 @@ class Budget:
         return need <= self.limit
 
     def require(self, need: float, what: str, instead: str) -> None:
-        """Raise, before anything is allocated, when `need` bytes are too many."""
+        """Raise if `need` bytes are too many, before anything is allocated."""
         if not self.fits(need):
             raise TooLargeError(
                 f"expected {what} to fit in {readable(self.limit)}, but it takes about {readable(need)}. {instead}"

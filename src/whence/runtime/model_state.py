@@ -1,4 +1,4 @@
-"""A model left as it was found: fingerprints of its weights, settings of torch, locks between threads, checks."""
+"""Leaving a model as it was found: fingerprints of its weights, settings of torch, locks between threads, checks."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from whence.errors import InputError, NotDeterministicError
 
 # --- Fingerprints -----------------------------------------------------------------------------------------------------
 
-PIECE = {"cpu": 2**16, "cuda": 2**22}  # words that are summed at once, for the cache of a processor or a GPU's memory
-GOLDEN = -0x61C8864680B583EB  # multiples of it have no pattern
+PIECE = {"cpu": 2**16, "cuda": 2**22}  # words summed at once, for a CPU's cache or a GPU's memory
+GOLDEN = -0x61C8864680B583EB  # its multiples have no pattern
 
 
 def checksum(tensor: Tensor) -> int:
-    """A number that changes when a bit of the tensor does, or when two elements change places.
+    """A number that changes if a bit of the tensor changes, or if two elements are swapped.
 
-    A sum of its words, each times an odd number. Integers wrap around and are never rounded, so that it is the same on
-    every device.
+    The sum of its words, each times an odd number. Integers wrap around and are never rounded, so the result is the
+    same on every device.
 
     Examples:
         >>> a, b = checksum(torch.tensor([1.0, 2.0])), checksum(torch.tensor([2.0, 1.0]))
@@ -56,12 +56,12 @@ def _multiples(device: torch.device) -> Tensor:
 
 
 def signed(word: int) -> int:
-    """The last 64 bits of a whole number, as torch counts them."""
+    """The last 64 bits of an integer, as a signed number."""
     return (word + 2**63) % 2**64 - 2**63
 
 
 def row_checksums(tensor: Tensor) -> Tensor:
-    """A number for every row of a tensor (n, ...), by itself: (n,).
+    """A checksum for each row of a tensor (n, ...): (n,).
 
     Examples:
         >>> one, two = row_checksums(torch.tensor([[1.0, 2.0], [2.0, 1.0]])).tolist()
@@ -72,19 +72,19 @@ def row_checksums(tensor: Tensor) -> Tensor:
 
 
 def as_bytes(tensor: Tensor) -> Any:
-    """The bits of a tensor, in the order of its axes, as an array of uint8."""
+    """The bytes of a tensor, in the order of its axes, as an array of uint8."""
     return _in_a_row(tensor).cpu().view(torch.uint8).numpy()
 
 
 def _in_a_row(tensor: Tensor) -> Tensor:
-    """All numbers of a tensor, dense, with pending signs and conjugates resolved."""
+    """All numbers of a tensor in one dense axis, with pending signs and conjugates resolved."""
     found = tensor.detach()
     found = found if found.layout == torch.strided else found.to_dense()
     return found.resolve_conj().resolve_neg().contiguous().reshape(-1)
 
 
 def fingerprint(model: nn.Module) -> dict[str, int]:
-    """A number for each parameter and buffer that changes when its bits do."""
+    """A checksum of each parameter and buffer, which changes when its bits do."""
     with locked(model):
         tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         return {name: checksum(one) if one.is_cuda else zlib.crc32(as_bytes(one)) for name, one in tensors.items()}
@@ -100,7 +100,7 @@ def after_fork(reset: Callable[[], None]) -> None:
 
 
 class SharedSetting:
-    """A change of settings that is made when the first thread enters, and undone when the last one leaves.
+    """A change of settings, made when the first thread enters and undone when the last one leaves.
 
     Examples:
         >>> @SharedSetting
@@ -146,7 +146,7 @@ class SharedSetting:
 @SharedSetting
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Use kernels that can be differentiated in every way, without torch's own warnings about them."""
+    """Use kernels that support every kind of differentiation, without torch's warnings about them."""
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
@@ -160,7 +160,7 @@ def plain_kernels() -> Iterator[None]:
 @SharedSetting
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """Switch cuDNN off: its recurrent networks can be differentiated in training mode only."""
+    """Disable cuDNN: its recurrent networks can be differentiated only in training mode."""
     before = cudnn.enabled
     cudnn.enabled = False
     try:
@@ -218,7 +218,7 @@ class _TF32:
             yield
         finally:
             with self._lock:
-                if wish in self._wishes:  # else in a process that was forked meanwhile
+                if wish in self._wishes:  # not so in a process forked meanwhile
                     self._wishes.remove(wish)
                     self._set()
 
@@ -232,10 +232,10 @@ rounded_products = _TF32().rounded
 
 @contextmanager
 def one_thread(wanted: bool = True) -> Iterator[None]:
-    """Let torch compute by a single thread, where the main thread of Python calls it and `wanted` is true.
+    """Let torch use a single thread if `wanted`, and only when called from Python's main thread.
 
-    Torch stores the number for each thread that calls it, but a thread whose first computation falls into this time
-    inherits it: threads of a service, where others may start at any time, are therefore left alone.
+    Torch stores the number for each calling thread, but a thread whose first computation happens meanwhile inherits it.
+    Threads of a service, where others may start at any time, are therefore left alone.
     """
     before = torch.get_num_threads()
     if not wanted or before == 1 or threading.current_thread() is not threading.main_thread():
@@ -260,13 +260,13 @@ class _ModelLocks:
 
     def _reset(self) -> None:
         self._released = threading.Condition()
-        self._owners: dict[int, list[int]] = {}  # of each module in use, the thread once for every time it locked it
+        self._owners: dict[int, list[int]] = {}  # for each module in use, its thread once per lock
 
     @contextmanager
     def locked(self, model: nn.Module) -> Iterator[None]:
-        """Lock a model and all its submodules, as soon as no other thread uses any of them through whence.
+        """Lock a model and all its submodules, once no other thread uses any of them through whence.
 
-        A thread may lock again what it has locked.
+        A thread may lock again what it has already locked.
 
         Examples:
             >>> body = nn.Linear(3, 4)
@@ -301,16 +301,16 @@ locked = _ModelLocks().locked
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Restore on exit what a forward pass may change, after errors and interrupts too.
+    """Restore on exit everything that a forward pass may change, also after errors and interrupts.
 
     That is: gradients, `requires_grad`, values of buffers, attributes of every submodule (mode, hooks, caches), and the
-    random states of torch, numpy and Python. Inside, the caller's inference mode and autocast are off, no graph
-    is built by default, and embeddings do not shorten their rows: `check_model` has verified that none is longer than
-    `max_norm`. Other threads that use the model, or one that shares a submodule, wait.
+    random states of torch, numpy and Python. Inside, the caller's inference mode and autocast are off, no graph is
+    built by default, and embeddings do not rescale their rows: `check_model` has verified that none is longer than
+    `max_norm`. Other threads that use the model, or another model that shares a submodule, wait.
     """
     with ExitStack() as stack:
         stack.enter_context(locked(model))
-        # attributes of modules, and what their dicts and lists hold (parameters, buffers, hooks, caches)
+        # attributes of modules, and contents of their dicts and lists (parameters, buffers, hooks, caches)
         own = [vars(module) for module in model.modules()]
         held = [*own, *(one for each in own for one in each.values() if isinstance(one, (dict, list)))]
         contents = [(one, one.copy()) for one in held]
@@ -343,17 +343,17 @@ def preserved(model: nn.Module) -> Iterator[None]:
 
 
 def _ids(held: Any) -> Any:
-    """Which objects a dict or a list holds."""
+    """Identities of the objects in a dict or a list."""
     return list(map(id, held)) if isinstance(held, list) else {key: id(value) for key, value in held.items()}
 
 
 # --- What a model must be ---------------------------------------------------------------------------------------------
 
-ROUNDED = 1e-5  # rows of an embedding may be longer than its `max_norm` by this share, as after it has shortened them
+ROUNDED = 1e-5  # share by which rows of an embedding may exceed its `max_norm`, as after it has shortened them
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse a model whose outputs are random or depend on the batch, or whose weights are missing or not finite."""
+    """Raise for a model whose outputs are random or depend on the batch, or whose weights are missing or not finite."""
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
             "expected a module of Python, got one compiled by torch.jit, whose layers cannot be watched. "
@@ -391,7 +391,7 @@ def _limited(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag
 
 
 def _check_rows(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
-    """Refuse an embedding whose rows the next forward pass would shorten."""
+    """Raise for an embedding whose rows the next forward pass would shorten."""
     assert layer.max_norm is not None
     lengths = torch.linalg.vector_norm(layer.weight.detach().double(), layer.norm_type, dim=1)
     rounding = max(ROUNDED, 4 * torch.finfo(layer.weight.dtype).eps)
@@ -407,7 +407,7 @@ def _check_rows(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
 
 
 def check_evaluation_mode(model: nn.Module) -> None:
-    """Refuse a model with active dropout, or with batch normalisation by the statistics of a batch."""
+    """Raise for a model with active dropout, or with batch normalisation by batch statistics."""
     modules = [(name or type(module).__name__, module) for name, module in model.named_modules()]
     training = [name for name, module in modules if module.training and _depends_on_mode(module)]
     if training:
@@ -424,7 +424,7 @@ def check_evaluation_mode(model: nn.Module) -> None:
 
 
 def _depends_on_mode(module: nn.Module) -> bool:
-    """Whether a module does something else in training mode than in evaluation mode."""
+    """Whether a module behaves differently in training mode and in evaluation mode."""
     if isinstance(module, _DropoutNd):
         return module.p > 0
     if isinstance(module, _NormBase):

@@ -1,4 +1,4 @@
-"""Several processes that share one fit: the messages between them, and what happens when one of them fails."""
+"""Several processes that share one fit: messages between them, and what happens when one fails."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch.torch_version import TorchVersion
 from whence.errors import InputError, ProcessError, first_line
 
 TIMEOUT = 1800.0
-"""Seconds that processes wait for one another by default."""
+"""Seconds that processes wait for each other by default."""
 
 SMALL = 2**16
-"""Tensors of fewer numbers are summed in one operation."""
+"""Tensors with fewer numbers are summed together in one operation."""
 
 RELEASE_SECONDS = 0.0 if torch.__version__ >= TorchVersion("2.9") else 0.05
 """Time for the threads of a group to release the last tensors before it is destroyed. Before torch's pull request
-154976, of June 2025, it is destroyed with Python's lock held, which these threads need: a deadlock."""
+154976, of June 2025, a group is destroyed while holding Python's lock, which these threads need: a deadlock."""
 
 BRACKETS = re.compile(r"^\[[^\]]*\]\s*")
-"""The place in the source of gloo, at the start of its errors."""
+"""The source location at the start of gloo's errors."""
 
 Distributed = Literal["auto"] | bool | float
 """Whether the processes of torch.distributed work together: "auto" if there are several; seconds to wait for others."""
@@ -37,26 +37,26 @@ Distributed = Literal["auto"] | bool | float
 class ProcessGroup:
     """The processes that share a fit, each with its shard of the data, in the order of their ranks.
 
-    Messages go through a gloo group of their own, which fails at once when a process has died, and after the timeout
-    when one hangs. Tensors follow only after every process has reported no error: through gloo from the CPU, and
-    through the default group (NCCL) from a GPU. A single process has no group.
+    Messages go through a separate gloo group, which fails at once if a process has died, and after the timeout if one
+    hangs. Tensors follow only after every process has reported no error: through gloo from a CPU, and through the
+    default group (NCCL) from a GPU. A single process has no group.
     """
 
     def __init__(self, size: int = 1, group: Any = None, timeout: float = TIMEOUT) -> None:
         self._group, self._timeout = group, timeout
-        self.local_size = 1  # how many processes of the job are on this machine
+        self.local_size = 1  # number of processes of the job on this machine
         self.rank: int = 0 if group is None else dist.get_rank()
         self.size = size
         self.alone = size == 1  # whether there is no other process
 
     def all_gather_object(self, what: str, value: Any = None) -> list[Any]:
-        """The values, which can be pickled, of all processes in the order of ranks; an error if one of them failed."""
+        """Values (picklable) of all processes in the order of ranks; raises if one of them failed."""
         if self.alone:
             return [value]
         gathered: list[Any] = [None] * self.size
         try:
             dist.all_gather_object(gathered, (True, value), group=self._group)
-        except RuntimeError as error:  # the connection is closed, or a process did not come in time
+        except RuntimeError as error:  # the connection is closed, or a process was late
             raise self._lost(what, error) from error
         for rank, (sound, said) in enumerate(gathered):
             if not sound:
@@ -68,7 +68,7 @@ class ProcessGroup:
         return [said for _, said in gathered]
 
     def all_reduce(self, tensors: Sequence[Tensor], what: str) -> None:
-        """Replace tensors of the same shapes everywhere by their sums over all processes."""
+        """Replace tensors, of the same shapes in all processes, by their sums over processes."""
         if self.alone:
             return
         self.all_gather_object(what)
@@ -89,7 +89,7 @@ class ProcessGroup:
             self._run(dist.broadcast, one, what, src=owner)
 
     def all_gather(self, rows: Tensor | None, what: str, device: torch.device) -> Tensor:
-        """Rows of all processes, one after the other in the order of ranks; `None` where a process has none."""
+        """Concatenate the rows of all processes in the order of ranks; `None` for a process without rows."""
         parts = []
         forms = self.all_gather_object(what, None if rows is None else (tuple(rows.shape), rows.dtype))
         for rank, form in enumerate(forms):
@@ -107,7 +107,7 @@ class ProcessGroup:
             return
         try:
             yield
-        except ProcessError:  # the others know, or are gone
+        except ProcessError:  # the others know already, or are gone
             raise
         except BaseException as error:
             with suppress(Exception):
@@ -120,7 +120,7 @@ class ProcessGroup:
                 dist.destroy_process_group(self._group)
 
     def _run(self, collective: Callable[..., Any], tensor: Tensor, what: str, **options: int) -> None:
-        """Run a collective operation on a tensor, in place: by gloo on a CPU, by the default group (NCCL) on a GPU."""
+        """Run a collective operation on a tensor in place: gloo on a CPU, the default group (NCCL) on a GPU."""
         whole = tensor.contiguous()
         try:
             collective(whole, group=self._group if tensor.device.type == "cpu" else None, **options)
@@ -143,7 +143,7 @@ ALONE = ProcessGroup()
 
 
 def open_process_group(distributed: Distributed) -> ProcessGroup:
-    """The processes that share a fit: all of torch.distributed, unless it is not initialised or not wanted."""
+    """The processes that share a fit: all of torch.distributed, unless it is not initialised or not requested."""
     given: Any = distributed
     named = given == "auto" if isinstance(given, str) else isinstance(given, bool)
     try:
@@ -176,7 +176,7 @@ def open_process_group(distributed: Distributed) -> ProcessGroup:
 
 
 def assign_by_cost(costs: Sequence[float], size: int) -> list[int]:
-    """Which of `size` processes does which task, so that all have about as much to do: the dearest task first.
+    """Assign tasks to `size` processes so that loads are about equal: the most expensive task first.
 
     Examples:
         >>> assign_by_cost([1.0, 8.0, 4.0, 4.0], 2)

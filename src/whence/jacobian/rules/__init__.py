@@ -1,4 +1,4 @@
-"""Every function call the capture understands, by the function called."""
+"""The readers of all function calls that the capture understands."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """What a rule is: it reads one function call, and defines the per-example gradients that follow from it.
 
 A rule registers a reader for each function it knows. While a model runs under capture, the `Recorder` passes every call
-that a tracked tensor takes part in to the reader of its function. The reader runs the function and records a `Use`: the
-call's inputs, and how a gradient in the call's output becomes a gradient in the parameters. Tracked are the selected
-parameters, and tensors that were computed from them alone.
+with a tracked argument to the reader of its function. The reader runs the function and records a `Use`: the call's
+inputs, and how a gradient in the call's output becomes a gradient in the parameters. Tracked tensors are the selected
+parameters, and tensors computed from these alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ParameterView:
 
 @dataclass(frozen=True)
 class Tracked:
-    """A tensor that depends on parameters but on no example. `view` is set where it is a view of one parameter."""
+    """A tensor that depends on parameters but on no example. `view` is set if it is a view of one parameter."""
 
     tensor: Tensor
     roots: tuple[Root, ...]
@@ -54,32 +54,32 @@ class Tracked:
 
     @property
     def parameter(self) -> str | None:
-        """The parameter's name, if this is nothing but a parameter or a simple view of it."""
+        """The parameter's name, if this is a parameter or a simple view of one."""
         return self.roots[0].parameter if self.view is not None else None
 
     @property
     def whole(self) -> bool:
-        """Whether this is a parameter as it is."""
+        """Whether this is an unchanged parameter."""
         return self.view == ParameterView()
 
 
 class Use(ABC):
-    """One call that used parameters in a way a rule understands."""
+    """One call that used parameters in a way that a rule understands."""
 
     kind: ClassVar[Kind] = "dense"  # the form of the gradient in the role "weight"
     joint: ClassVar[bool] = False  # whether "weight" and "bias" may be one block
-    has_inputs: ClassVar[bool] = True  # whether the output depends on anything beside the tensors of its roles
-    groups: int = 1  # e, of kronecker uses
-    transposed: bool = False  # whether the weight is stored input first, of kronecker uses
+    has_inputs: ClassVar[bool] = True  # whether the output depends on anything besides the tensors of its roles
+    groups: int = 1  # e, for kronecker uses
+    transposed: bool = False  # whether the weight is stored input first, for kronecker uses
 
     @abstractmethod
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
         """Axes of the recorded output, of this shape, that may be the batch axis."""
 
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
-        """Per-example gradients (n, c, ...) in a role's tensor, in its order, from gradients (n, c, ...) in the output.
+        """Per-example gradients (n, c, ...) in a role's tensor, from gradients (n, c, ...) in the output.
 
-        By default from the factors of a kronecker use: sums over t of g_t a_t^T for the weight, of g_t for the bias.
+        By default from the factors of a kronecker use: the sum over t of g_t a_t^T for the weight, of g_t for the bias.
         """
         a, g = self.factors(layout, grads, ones=False)
         if role == "bias":
@@ -96,20 +96,20 @@ class Use(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no rows")
 
 
-CallSite = tuple[str, tuple[str, ...], int]  # kind and parameters of a call, and how many like it came before
+CallSite = tuple[str, tuple[str, ...], int]  # kind and parameters of a call, and the number of earlier calls like it
 
 
 @dataclass(frozen=True)
 class Record:
-    """A use of parameters, and where its output stands in the autograd graph."""
+    """A use of parameters, and the place of its output in the autograd graph."""
 
     use: Use
     roles: Mapping[str, Tracked]
     edge: GradientEdge
     output: tuple[torch.Size, torch.dtype, torch.device]  # shape, dtype and device of the output
-    site: CallSite | None  # the call, where the batch axis of its output was guessed from the shape
-    input_edges: tuple[tuple[Any, int], ...] = ()  # where the other tensors that went in stand in the graph
-    guessed: bool = False  # whether no use like it occurred when the capture was verified
+    site: CallSite | None  # the call, if the batch axis of its output was guessed from the shape
+    input_edges: tuple[tuple[Any, int], ...] = ()  # graph edges of the call's other inputs
+    guessed: bool = False  # whether no such use occurred when the capture was verified
 
     @property
     def shape(self) -> torch.Size:
@@ -118,7 +118,7 @@ class Record:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """The same for all uses by the same line of code, in whatever batch."""
+        """Identifies uses by the same line of code, in any batch."""
         names = tuple(
             (role, root.parameter, source.view is None or (source.view.transposed, source.view.rows is None))
             for role, source in self.roles.items()
@@ -128,11 +128,11 @@ class Record:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters that are used."""
+        """Names of the parameters in use."""
         return tuple(root.parameter for source in self.roles.values() for root in source.roots)
 
     def possible_layouts(self, n: int) -> list[Layout]:
-        """Every layout in which the output could hold n examples, the likeliest first."""
+        """Every layout in which the output could hold n examples, most likely first."""
         return list(possible_layouts(self.use.axes(self.shape), self.shape, n))
 
 
@@ -140,9 +140,9 @@ class Record:
 class BatchAxes:
     """Which outputs have a batch axis: guessed from their shapes, verified on the first batch, then reused."""
 
-    refuted: set[CallSite] = field(default_factory=set)  # call sites whose outputs were found to have none
-    answers: dict[CallSite, bool] = field(default_factory=dict)  # of the first batch, and what later ones confirmed
-    verified: bool = False  # whether the answers are verified: they are repeated, and only new call sites are guessed
+    refuted: set[CallSite] = field(default_factory=set)  # call sites whose outputs have none
+    answers: dict[CallSite, bool] = field(default_factory=dict)  # from the first batch, and confirmed by later ones
+    verified: bool = False  # whether the answers are verified; then only new call sites are guessed
 
     def exists(self, site: CallSite, guess: Callable[[], bool]) -> bool:
         """Whether the output of a call has a batch axis."""
@@ -151,13 +151,13 @@ class BatchAxes:
         if site in self.answers:
             return self.answers[site]
         same = {answer for other, answer in self.answers.items() if other[:2] == site[:2]}
-        return same.pop() if len(same) == 1 else guess()  # one for all, as for a cell called once for every token
+        return same.pop() if len(same) == 1 else guess()  # one answer for all, as for a cell called once per token
 
 
 class Recorder(TorchFunctionMode):
-    """Records the calls of one forward pass; `batch_axes` are those of an earlier run, or are filled in by this one.
+    """Records the calls of one forward pass; `batch_axes` come from an earlier run, or are filled in by this one.
 
-    A reader that computes with other functions does so under `with recorder:`, so that their calls are read, too.
+    A reader that calls other functions does so under `with recorder:`, so that these calls are read too.
     """
 
     def __init__(
@@ -194,14 +194,14 @@ class Recorder(TorchFunctionMode):
         return any(id(tensor) in tracked for tensor in tensors)
 
     def source(self, tensor: Any) -> Tracked | None:
-        """What is known of a tracked tensor."""
+        """The entry of a tracked tensor, or `None`."""
         return self._tracked.get(id(tensor))
 
     def record(self, use: Use, output: Tensor, **roles: Tensor | None) -> None:
         """Record that `output` used the tracked tensors among those in `roles`, if there are any."""
         site, self._site = self._site, None
         sources = {role: self._tracked[id(tensor)] for role, tensor in roles.items() if id(tensor) in self._tracked}
-        if not sources or not output.requires_grad:  # run without gradients by the model itself
+        if not sources or not output.requires_grad:  # the model itself disabled gradients
             return
         guessed = site is not None and self.batch_axes.verified and site not in self.batch_axes.answers
         described = (output.shape, output.dtype, output.device)
@@ -234,7 +234,7 @@ class Recorder(TorchFunctionMode):
 
 
 class Intercept(TorchFunctionMode):
-    """Every call of a torch function goes through `call(function, args, kwargs)`."""
+    """Passes every call of a torch function through `call(function, args, kwargs)`."""
 
     def __init__(self, call: Callable[[Function, Arguments, Keywords], Any]) -> None:
         super().__init__()
@@ -248,13 +248,13 @@ Reader: TypeAlias = Callable[[Recorder, Function, Arguments, Keywords], Any]
 
 
 def flat_arguments(args: Arguments, kwargs: Mapping[str, Any]) -> list[Any]:
-    """All arguments of a call, those in lists and tuples one by one."""
+    """All arguments of a call, with lists and tuples flattened."""
     values = [*args, *kwargs.values()]
     return [one for value in values for one in (value if isinstance(value, (list, tuple)) else (value,))]
 
 
 def functions(owner: Any, *names: str) -> list[Function]:
-    """The functions of these names that this version of torch has."""
+    """The functions with these names that exist in this version of torch."""
     return [getattr(owner, name) for name in names if callable(getattr(owner, name, None))]
 
 

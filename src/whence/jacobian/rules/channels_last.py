@@ -1,7 +1,7 @@
-"""Backward passes of images with channels last in memory, in half precision, for all cotangents in one pass.
+"""Backward passes of half-precision images with channels last in memory, for all cotangents in one pass.
 
-torch's own, when they are vectorised, copy the gradients of a convolution to channels first and back, and multiply at a
-third of the speed of a GPU's memory where one factor is the same for all cotangents.
+torch's vectorised backward passes copy the gradients of a convolution to channels first and back, and multiply at a
+third of the speed of a GPU's memory if one factor is the same for all cotangents.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RELU: set[Callable[..., Any]] = {F.relu, torch.relu, Tensor.relu}
 
 
 def has_channels_last(images: Any) -> bool:
-    """Whether these are images in half precision, with channels last, that need a gradient."""
+    """Whether these are half-precision images with channels last that need a gradient."""
     served = isinstance(images, Tensor) and images.dim() == 4 and images.dtype == torch.float16
     return served and images.requires_grad and images.stride(1) == 1
 
@@ -32,7 +32,7 @@ def run(function: Any, *args: Any) -> Tensor:
 
 
 class ConvolutionBackward(torch.autograd.Function):
-    """Gives a convolution's output as it is, and a backward pass to its input by a transposed convolution."""
+    """Returns a convolution's output unchanged; its backward pass is a transposed convolution."""
 
     @staticmethod
     def forward(
@@ -52,10 +52,10 @@ class ConvolutionBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Of the images."""
+        """Gradient of the images."""
         (grad,), (weight,), (stride, padding, dilation, groups) = grads, ctx.saved_tensors, ctx.geometry
         each = zip(grad.shape[-2:], stride, padding, dilation, weight.shape[-2:], strict=True)
-        # sizes of images whose windows these may be; up to a stride more is not seen by any
+        # least image sizes with these windows; up to a stride more lies in no window
         least = [(count - 1) * step - 2 * pad + spread * (kernel - 1) + 1 for count, step, pad, spread, kernel in each]
         more = [size - one for size, one in zip(ctx.sizes, least, strict=True)]
         found = torch.conv_transpose2d(grad, weight, None, stride, padding, more, groups, dilation)
@@ -63,7 +63,7 @@ class ConvolutionBackward(torch.autograd.Function):
 
 
 class ScaleBackward(torch.autograd.Function):
-    """Gives the output of a batch norm as it is, and a backward pass to its input, times a scale for each channel."""
+    """Returns the output of a batch norm unchanged; its backward pass multiplies by a scale for each channel."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, images: Tensor, scale: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class ScaleBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Of the images."""
+        """Gradient of the images."""
         return grads[0], run(_TimesChannels, grads[0], ctx.saved_tensors[0]), None
 
 
@@ -89,12 +89,12 @@ class Relu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Tensor:
-        """Where the output is positive."""
+        """The gradient where the output is positive."""
         return run(_WherePositive, grads[0], ctx.saved_tensors[0])
 
 
 def fast_relu(function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """A call, by `Relu` where it is a ReLU of images with channels last, and not in place."""
+    """Make a call, through `Relu` if it is a ReLU of images with channels last, not in place."""
     given = bind(("input", "inplace"), args, kwargs) if function in RELU else {}
     if not given.get("inplace") and has_channels_last(given.get("input")):
         return run(Relu, given["input"])
@@ -102,17 +102,17 @@ def fast_relu(function: Function, args: Arguments, kwargs: Keywords) -> Any:
 
 
 class _Elementwise(torch.autograd.Function):
-    """Gradients (n, x, h, w) and something that is the same for all cotangents, which a kernel reads once for all."""
+    """Gradients (n, x, h, w) combined with a tensor shared by all cotangents, which a kernel reads once."""
 
     kernel: ClassVar[str]  # its name in `whence.jacobian.fused`
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is differentiated twice."""
+        """Nothing to save: there is no second derivative."""
 
     @classmethod
     def vmap(cls, info: Any, in_dims: Any, grad: Tensor, other: Tensor) -> tuple[Tensor, int]:
-        """For all cotangents, which come first."""
+        """All cotangents at once, along the first axis."""
         grad = grad.movedim(in_dims[0], 0)
         kernels = fused_kernels(grad)
         last = other.dim() == 1 or other.permute(0, 2, 3, 1).is_contiguous()

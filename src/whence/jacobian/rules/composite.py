@@ -16,14 +16,14 @@ from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Re
 
 
 def _projected(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
-    """Queries, keys and values: as by torch, but gradients of one product's parts are joined, not padded and added."""
+    """Queries, keys and values: as in torch, but gradients of a product's parts are joined, not padded and added."""
     if query is key is value:
         return [part.contiguous() for part in F.linear(query, weight, bias).chunk(3, -1)]
     biases = (None, None, None) if bias is None else bias.chunk(3)
     return [F.linear(*each) for each in zip((query, key, value), weight.chunk(3), biases, strict=True)]
 
 
-# torch's own function, which is written in Python, without the line by which it hands the whole call to the recorder.
+# torch's own function, written in Python, without the line that passes the whole call to the recorder.
 OWN_ATTENTION = FunctionType(
     F.multi_head_attention_forward.__code__,
     {**vars(F), "has_torch_function": lambda tensors: False, "_in_projection_packed": _projected},
@@ -32,7 +32,7 @@ OWN_ATTENTION = FunctionType(
 
 
 def attention(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """Multi-head attention, by the calls of linear maps that torch makes for it."""
+    """Multi-head attention, as the linear maps that torch calls for it."""
     with recorder:
         return OWN_ATTENTION(*args, **kwargs)
 
@@ -40,7 +40,7 @@ def attention(recorder: Recorder, function: Function, args: Arguments, kwargs: K
 # --- LSTM, GRU and plain recurrent networks ---------------------------------------------------------------------------
 
 State = tuple[Tensor, ...]
-Step = Callable[[Tensor, Tensor, State], State]  # (from the inputs, from the hidden state, state) to a new state
+Step = Callable[[Tensor, Tensor, State], State]  # (from the inputs, from the hidden state, state) -> new state
 
 
 def _lstm(inputs: Tensor, hidden: Tensor, state: State) -> State:
@@ -72,7 +72,7 @@ def _scan(step: Step, inputs: Tensor, state: State, weights: Sequence[Tensor], b
 
 
 def _run(step: Step, given: dict[str, Any], states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """All layers and directions; the final states come back stacked as they came in."""
+    """All layers and directions; final states are stacked as the initial ones."""
     inputs = given["input"].transpose(0, 1) if given["batch_first"] else given["input"]
     directions = 2 if given["bidirectional"] else 1
     biased, params = bool(given["has_biases"]), list(given["params"])

@@ -25,7 +25,7 @@ class RowsUse(Use):
     kind: ClassVar[Kind] = "rows"
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
-        """All but those of the rows."""
+        """All but the axes of the rows."""
         return range(len(shape) - len(self.table) + 1)
 
     def rows(self, layout: Layout, grads: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +39,7 @@ class RowsUse(Use):
         return index, grads
 
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
-        """Add the rows up in a table of zeros."""
+        """Add the rows into a table of zeros."""
         return scatter(*self.rows(layout, grads), self.table)
 
 
@@ -51,7 +51,7 @@ def scatter(index: Tensor, values: Tensor, table: Sequence[int]) -> Tensor:
 
 
 def refuse_rescaling(given: Mapping[str, Any], options: Sequence[str] = ("max_norm", "scale_grad_by_freq")) -> None:
-    """Refuse options with which autograd's gradient is not the derivative, or the forward pass changes the weight."""
+    """Raise for options where autograd's gradient is not the derivative, or the forward pass changes the weight."""
     for option in options:
         value = given.get(option)
         if value is not None and value is not False:  # a max_norm of zero too
@@ -62,7 +62,7 @@ def refuse_rescaling(given: Mapping[str, Any], options: Sequence[str] = ("max_no
 
 
 def look_up(recorder: Recorder, out: Tensor, weight: Tensor, index: Tensor, padding: int | None) -> Any:
-    """Record rows of a table, or track them where the index is the same for all examples (positions)."""
+    """Record rows of a table, or track them if all examples share the index (positions)."""
     source = recorder.source(weight)
     if source is None:
         return out
@@ -91,7 +91,7 @@ def index_select(recorder: Recorder, function: Function, args: Arguments, kwargs
 
 
 def embedding_bag(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`F.embedding_bag(index, weight, offsets)`, sums and means, as sums over an embedding; maxima have no rule."""
+    """`F.embedding_bag(index, weight, offsets)`, sums and means as sums over an embedding; no rule for maxima."""
     given = bind(BAG, args, kwargs)
     weight, mode = given["weight"], given.get("mode", "mean")
     if not recorder.tracks(weight) or mode == "max":
@@ -110,7 +110,7 @@ def embedding_bag(recorder: Recorder, function: Function, args: Arguments, kwarg
 
 
 def _pad_bags(index: Tensor, factors: Tensor, offsets: Tensor, closed: bool) -> tuple[Tensor, Tensor]:
-    """Bags of different lengths, one after the other, as (b, longest) with weight 0 behind the end of each."""
+    """Consecutive bags of different lengths, padded to (b, longest) with weight 0."""
     bounds = offsets if closed else torch.cat([offsets, offsets.new_tensor([len(index)])])
     lengths = bounds.diff()
     steps = torch.arange(int(lengths.max()) if len(lengths) else 0, device=index.device)

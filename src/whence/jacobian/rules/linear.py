@@ -1,4 +1,4 @@
-"""Linear maps: `F.linear`, products with a matrix, and convolutions, linear maps of the windows of an image."""
+"""Linear maps: `F.linear`, products with a matrix, and convolutions as linear maps of the windows of an image."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from whence.jacobian.rules.channels_last import ConvolutionBackward, has_channel
 class LinearUse(Use):
     """y_t = W a_t + b: the gradient is the sum over t of g_t a_t^T."""
 
-    inputs: Tensor  # a, (..., i), or (..., i, t) where the weight stood on the left
+    inputs: Tensor  # a, (..., i), or (..., i, t) if the weight is on the left
     transposed: bool = False  # whether the weight is (i, o) instead of (o, i)
-    left: bool = False  # whether the weight stood on the left
+    left: bool = False  # whether the weight is on the left
     kind: ClassVar[Kind] = "kronecker"
     joint: ClassVar[bool] = True
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
-        """All but the features'."""
+        """All but the axis of features."""
         last = len(shape) - 1
         return (axis for axis in range(len(shape)) if axis != last - self.left)
 
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
-        """Views, except where a folded layout needs a copy."""
+        """Views, unless a folded layout needs a copy."""
         inputs = layout.canonical(self.inputs, len(grads))
         if self.left:
             inputs, grads = inputs.transpose(-1, -2), grads.transpose(-1, -2)
@@ -49,7 +49,7 @@ def linear(recorder: Recorder, function: Function, args: Arguments, kwargs: Keyw
 
 
 def addmm(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`torch.addmm(bias, input, weight)`, as in Hugging Face's Conv1D; not where alpha or beta scale it."""
+    """`torch.addmm(bias, input, weight)`, as in Hugging Face's Conv1D; not with alpha or beta."""
     given = bind(("input", "mat1", "mat2"), args, kwargs)
     out = function(*args, **kwargs)
     bias, inputs, weight = given.pop("input"), given.pop("mat1"), given.pop("mat2")
@@ -74,9 +74,9 @@ def product(recorder: Recorder, function: Function, args: Arguments, kwargs: Key
     return out
 
 
-# --- Convolutions: the windows are unfolded only where they are needed ------------------------------------------------
+# --- Convolutions: windows are unfolded only when needed --------------------------------------------------------------
 
-FEW_WINDOWS = 16  # of an image, which a GPU multiplies faster one by one than by a convolution
+FEW_WINDOWS = 16  # with so few windows an image, unfolding is faster on a GPU than a convolution
 CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -107,10 +107,10 @@ class Windows:
         return F.pad(images, [side for pad in reversed(self.padding) for side in pad])
 
     def unfold(self, images: Tensor, counts: Sequence[int] | None = None, ones: bool = False) -> Tensor:
-        """All windows, or the first `counts` along each axis: (b, channels, *sizes) to (b, e, i, t), ones behind i."""
+        """All windows, or the first `counts` along each axis: (b, channels, *sizes) to (b, e, i, t), ones after i."""
         b, channels = images.shape[:2]
         counts = counts or self.count(images.shape[2:])
-        images = self.padded(images.contiguous())  # of images with channels last, windows would be slow to copy
+        images = self.padded(images.contiguous())  # copying windows of channels-last images would be slow
         inside, between = (map(mul, images.stride()[2:], steps) for steps in (self.dilation, self.stride))
         strides = (*images.stride()[:2], *inside, *between)
         view = images.as_strided((b, channels, *self.kernel, *counts), strides)
@@ -130,7 +130,7 @@ class Windows:
         alike = all(before == after for before, after in self.padding)
         images = images if alike else self.padded(images)
         if images.dtype == torch.float16 and self.dims == 2 and not (weight.shape[0] % 8 or weight.shape[1] % 8):
-            # in this order a GPU's tensor units compute; the windows are larger than the images
+            # the memory order for a GPU's tensor units; images are smaller than windows
             images, weight = (one.contiguous(memory_format=torch.channels_last) for one in (images, weight))
         bias = None if offsets is None else offsets.flatten()
         padding = [pad[0] for pad in self.padding] if alike else 0
@@ -142,7 +142,7 @@ class Windows:
 class Unfolded(Factor):
     """The windows of images (..., channels, *sizes) as a factor (..., e, t, i), unfolded on demand."""
 
-    images: Tensor  # (b, channels, *sizes); or (n, c, ..., channels, *sizes), already in order, without a layout
+    images: Tensor  # (b, channels, *sizes); without a layout (n, c, ..., channels, *sizes), in order
     windows: Windows  # the geometry
     layout: Layout | None = None  # where the examples are among the b images
     examples: int = 0  # n, for `layout`
@@ -163,11 +163,11 @@ class Unfolded(Factor):
 
     @property
     def numel(self) -> int:
-        """Of the images."""
+        """Number of values in the images."""
         return self.images.numel()
 
     def tensor(self) -> Tensor:
-        """The windows, and the column of ones."""
+        """The windows, with the column of ones."""
         flat = self.images.flatten(0, -self.windows.dims - 2)
         return self._arrange(self.windows.unfold(flat, self.counts, self.ones))  # from (b, e, i, t)
 
@@ -183,7 +183,7 @@ class Unfolded(Factor):
         return self._arrange(self.windows.convolve(flat, kernels, offsets))
 
     def total(self, g: Tensor) -> Tensor:
-        """sum_n sum_t g_t a_t^T: of images in half precision by a convolution, without building the windows."""
+        """sum_n sum_t g_t a_t^T: for half-precision images by a convolution, without building the windows."""
         n, e, _, o = g.shape
         if self.images.dtype != torch.float16 or self.windows.dims != 2 or self.layout != Layout() or self.ones:
             return super().total(g)
@@ -195,7 +195,7 @@ class Unfolded(Factor):
         return found.reshape(e, o, -1)
 
     def every(self, step: int) -> Factor:
-        """Of one in so many examples, before their windows are built."""
+        """The factor of every `step`-th example, before windows are built."""
         if self.layout != Layout():
             return super().every(step)
         images = self.images[::step]
@@ -212,7 +212,7 @@ class Unfolded(Factor):
 
 
 def _grouped(grads: Tensor, groups: int, dims: int) -> Tensor:
-    """Gradients (n, c, [m,] e o, *sizes) as (n, c, e, t, o), the m images of an example among the positions."""
+    """Gradients (n, c, [m,] e o, *sizes) to (n, c, e, t, o); the m images of an example become positions."""
     shape = grads.shape[: -dims - 1]
     flat = grads.reshape(*shape, groups, grads.shape[-dims - 1] // groups, -1)  # (n, c, [m,] e, o, t)
     if flat.dim() == 6:
@@ -222,7 +222,7 @@ def _grouped(grads: Tensor, groups: int, dims: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _WindowsUse(Use):
-    """Either kind of convolution."""
+    """Base of both kinds of convolution."""
 
     inputs: Tensor  # (b, channels, *sizes)
     windows: Windows
@@ -234,7 +234,7 @@ class _WindowsUse(Use):
         return self.windows.groups
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
-        """The first, if there is one beside the channels."""
+        """The first axis, if it is not the channels."""
         return (0,) if len(shape) == self.windows.dims + 2 else ()
 
 
@@ -246,14 +246,14 @@ class ConvolutionUse(_WindowsUse):
 
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
         """Inputs are unfolded on demand."""
-        rounded = self.inputs.to(grads.dtype) if grads.dtype == torch.float16 else self.inputs  # as autocast has done
+        rounded = self.inputs.to(grads.dtype) if grads.dtype == torch.float16 else self.inputs  # as under autocast
         a = Unfolded(rounded, self.windows, layout, grads.shape[0], ones)
         return a, Whole(_grouped(grads, self.groups, self.windows.dims))
 
 
 @dataclass(frozen=True)
 class TransposedConvolutionUse(_WindowsUse):
-    """A transposed convolution: inputs and output gradients change places, so the gradients are unfolded."""
+    """A transposed convolution: inputs and output gradients swap roles, so the gradients are unfolded."""
 
     transposed: bool = True
 

@@ -1,4 +1,4 @@
-"""Normalisations with a scale and a shift: y = weight * z + bias, where z is recomputed, never divided out of y."""
+"""Normalisations with a scale and a shift: y = weight * z + bias. z is recomputed, not obtained by division."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from whence.jacobian.rules.channels_last import ScaleBackward, has_channels_last
 
 @dataclass(frozen=True)
 class NormUse(Use):
-    """y = weight * z + bias, where both have the last axes of y (LayerNorm, RMSNorm), or the second (channels)."""
+    """y = weight * z + bias; weight and bias have the last axes of y (LayerNorm, RMSNorm) or the second (channels)."""
 
-    normalized: Callable[[], Tensor]  # computes z, by torch
-    trailing: int = 0  # how many of the last axes weight and bias have; 0 for the axis of channels
+    normalized: Callable[[], Tensor]  # computes z with torch
+    trailing: int = 0  # number of last axes of weight and bias; 0 for the axis of channels
     joint: ClassVar[bool] = True
 
     @cached_property
     def z(self) -> Tensor:
-        """Computed once for all cotangents."""
+        """The normalised input, computed once for all cotangents."""
         return self.normalized()
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
-        """All that come before those of weight and bias."""
+        """All axes before those of weight and bias."""
         return range(len(shape) - self.trailing if self.trailing else min(len(shape) - 1, 1))
 
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
-        """Sums over positions, of g z and of g."""
-        channel = 2 + (layout.place != "whole")  # behind n, c and the images folded into the batch
+        """Sums over positions: of g z for the weight, of g for the bias."""
+        channel = 2 + (layout.place != "whole")  # after n, c and images folded into the batch
         images = grads.is_cuda and not self.trailing and channel == 2 and grads.dim() > 3
         z = layout.canonical(self.z, len(grads)) if role == "weight" else None
         if images and grads.dim() == 5 and grads.stride(2) == 1 and grads.dtype == torch.float16:
@@ -46,7 +46,7 @@ class NormUse(Use):
                 return torch.einsum("ncxt,nxt->ncx", grads.flatten(3), z.flatten(2))
             grads = grads * z.unsqueeze(1)
         elif images and grads.transpose(0, 1).is_contiguous():
-            flat = grads.transpose(0, 1).flatten(3)  # as a product: sums of few numbers are slow
+            flat = grads.transpose(0, 1).flatten(3)  # as a product: sums of a few numbers are slow
             return (flat @ flat.new_ones(flat.shape[3])).transpose(0, 1)
         own = range(grads.dim() - self.trailing, grads.dim()) if self.trailing else (channel,)
         others = [axis for axis in range(2, grads.dim()) if axis not in own]
@@ -54,9 +54,9 @@ class NormUse(Use):
 
 
 def over_positions(grads: Tensor, z: Tensor | None) -> Tensor:
-    """Sums (n, c, x) over positions, of g (n, c, x, h, w) with channels last in memory, or of g z for z (n, x, h, w).
+    """Sums (n, c, x) over positions of g (n, c, x, h, w) with channels last in memory, or of g z for z (n, x, h, w).
 
-    One cotangent after the other: a GPU multiplies tensors of one shape twice as fast, and products sum faster.
+    One cotangent at a time: a GPU multiplies tensors of one shape twice as fast, and products sum faster.
     """
     rows = grads.permute(1, 0, 3, 4, 2).flatten(2, 3)  # (c, n, t, x)
     z = None if z is None else z.permute(0, 2, 3, 1).flatten(1, 2).to(grads.dtype).contiguous()
@@ -83,7 +83,7 @@ def _reader(norm: Function, *names: str) -> Reader:
             out = _as_product(given)
         else:
             out = function(*args, **kwargs)
-            if fixed:  # values as torch computes them, with the graph of the product
+            if fixed:  # torch's own values, with the graph of the product
                 values, out = out, _as_product(given)
                 with torch.no_grad():
                     out.copy_(values)
@@ -97,7 +97,7 @@ def _reader(norm: Function, *names: str) -> Reader:
 
 
 def _as_product(given: Keywords) -> Tensor:
-    """A batch norm in evaluation, whose backward pass is a product: half the time, and one call for all cotangents."""
+    """A batch norm in eval mode, with a product as backward pass: half the time, one call for all cotangents."""
     inputs, bias = given["input"], given.get("bias")
     shape = (1, -1, *[1] * (inputs.dim() - 2))
     scale = given["weight"] * (given["running_var"] + given.get("eps", 1e-5)).rsqrt()

@@ -1,7 +1,7 @@
-"""Bare parameters: functions of parameters alone, tracked up to the call that uses them, and their broadcasting.
+"""Bare parameters: functions of parameters alone, tracked up to the call that uses them; and broadcasting.
 
-A tracked tensor that meets the examples in an elementwise operation is expanded to the operation's full shape first.
-The gradient in the expanded tensor then holds every example's own part, to be summed over the other axes.
+A tracked tensor that meets the examples in an elementwise operation is first expanded to the operation's full shape.
+The gradient in the expanded tensor then holds each example's own part, to be summed over the other axes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from whence.jacobian.rules.embeddings import look_up
 
 
 def parameters_only(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """Functions of one tensor; the result of those of several is tracked if all of them are."""
+    """Functions of one tensor; with several tensors, the result is tracked if all of them are."""
     out = function(*args, **kwargs)
     if recorder.tracks(*args):
         sources = [recorder.source(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
@@ -44,7 +44,7 @@ def parameters_only(recorder: Recorder, function: Function, args: Arguments, kwa
 
 
 def transpose(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`W.t()`, `W.T`, `W.mT`: still the parameter, stored the other way round."""
+    """`W.t()`, `W.T`, `W.mT`: still the parameter, transposed."""
     out = function(*args, **kwargs)
     source = recorder.source(args[0] if args else kwargs.get("input"))
     if source is not None:
@@ -71,7 +71,7 @@ def item(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywor
 
 
 def parts(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`chunk`, `split` and `unbind`: several tensors, each tracked."""
+    """`chunk`, `split` and `unbind`: several tensors, all tracked."""
     out = function(*args, **kwargs)
     source = recorder.source(args[0] if args else None)
     if source is None:
@@ -87,7 +87,7 @@ def parts(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywo
 
 
 def concatenation(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`cat` and `stack` of tracked tensors, constants between them (the zeros of a missing bias) allowed."""
+    """`cat` and `stack` of tracked tensors; constants (the zeros of a missing bias) are allowed."""
     out = function(*args, **kwargs)
     tensors: Any = kwargs.get("tensors", args[0] if args else ())
     sources = [source for source in map(recorder.source, tensors) if source is not None]
@@ -101,14 +101,14 @@ def concatenation(recorder: Recorder, function: Function, args: Arguments, kwarg
 
 @dataclass(frozen=True)
 class BroadcastUse(Use):
-    """A tensor of some shape, broadcast to a larger one."""
+    """A tensor of this shape, broadcast to a larger one."""
 
     shape: tuple[int, ...]
     examples: int  # n
     has_inputs: ClassVar[bool] = False
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
-        """Those along which the tensor was broadcast, if without the examples all axes are its own, or broadcast."""
+        """Axes of broadcasting such that, without the examples, all axes are the tensor's own or broadcast."""
         own = (1,) * (len(shape) - len(self.shape)) + self.shape
         for axis, size in enumerate(shape):
             left = (*shape[:axis], size // self.examples, *shape[axis + 1 :])
@@ -150,14 +150,14 @@ def elementwise(recorder: Recorder, function: Function, args: Arguments, kwargs:
 
 
 def in_place(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """The same, written into the first operand; a tracked tensor that is written to is not tracked any more."""
+    """As `elementwise`, in place; a tracked tensor that is written to is no longer tracked."""
     if recorder.tracks(args[0]):
         return function(*args, **kwargs)
     return elementwise(recorder, function, args, kwargs)
 
 
 def explicit(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`expand`, `repeat` and similar: over the examples, or over something else and still without them."""
+    """`expand`, `repeat` and similar: over the examples, or over other axes."""
     out = function(*args, **kwargs)
     source = recorder.source(args[0] if args else None)
     if source is None:
@@ -169,7 +169,7 @@ def explicit(recorder: Recorder, function: Function, args: Arguments, kwargs: Ke
 
 
 def prelu(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`F.prelu(input, weight)`, as a product where the input is negative; one slope, or one for each channel."""
+    """`F.prelu(input, weight)`, as a product where the input is negative; with one slope, or one per channel."""
     given = bind(("input", "weight"), args, kwargs)
     inputs, slopes = given["input"], given["weight"]
     if not recorder.tracks(slopes):
