@@ -28,8 +28,9 @@ VOTERS = 50
 SHARED_SHAPE = 0.1
 """Examples, for each feature, that the scatter which all answers share counts as, beside that of each one's own."""
 
-COMPARED_DIRECTIONS = 10_000
-"""Training examples, evenly spaced, among which the nearest direction of features is looked for."""
+COMPARED_DIRECTIONS = 2000
+"""Number of training examples, evenly spaced, searched for the nearest directions of features. On 29 draws of
+digits, MNIST, Fashion-MNIST and CIFAR-10, five times as many give the same AUROC for missing classes within .01."""
 
 FEW_FEATURES = 16
 """Of so many features the distance between directions counts as its root."""
