@@ -44,7 +44,7 @@ def slopes(likelihood: Likelihood, outputs: Tensor) -> Tensor:
 
 
 MAX_OUTPUTS = 64
-"""Outputs whose covariances are computed together; of more, variances come so many at a time, without covariances."""
+"""Most outputs with covariances. For more outputs, only variances are computed, this many at a time."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 MAX_SKETCH_BYTES = 64 * 2**20  # of the random signs in one chunk
 
 OutputChoice = Literal["all", "predicted"] | tuple[int, ...] | int
-"""Outputs to predict: all, that of the predicted class, some by their positions, or so many random sketches of all."""
+"""Outputs to predict: all, that of the predicted class, some by position, or a number of random sketches of all."""
 
 
 def read_outputs(given: Any) -> OutputChoice:

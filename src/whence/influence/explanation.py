@@ -34,44 +34,44 @@ VERDICTS = (CONFIDENT, NOISY, SCARCE, BOTH)
 DOTS = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
 
 CALIBRATION_EXAMPLES = 2000
-"""Training examples, evenly spaced, whose surroundings are compared with their own labels."""
+"""Number of training examples, evenly spaced, whose neighbours are compared with their own labels."""
 
 FEW_EXAMPLES = 5000
-"""Training examples up to which each is weighed for every prediction, named or not: verdicts are then the same."""
+"""Up to this many training examples, all get weights for every prediction, so that verdicts do not depend on `top`."""
 
 NOISIER, NOISIER_TARGETS = 2.0, 1.5
-"""Labels, and targets of a regression, are called noisy where their squared leave-one-out error is this many times the
+"""Labels, and targets of a regression, are called noisy if their squared leave-one-out error is this many times the
 average of the data set. Half of all targets may be noisy: then they have at most twice the average."""
 
 LEAST_DISAGREEMENT, MOST_DISAGREEMENT = 0.1, 0.5
-"""For classes that limit is at least the one, and at most the other or what is left of one by the average: where two
-labels differ in less than a tenth of all pairs they are not called noisy."""
+"""For classes that limit is at least the first, and at most the second or one minus the average: labels are not called
+noisy if two of them differ in less than a tenth of all pairs."""
 
 SAME_PLACE = 1e-5
-"""Averages of squares that differ by less, in units of themselves, are the same up to rounding."""
+"""Averages of squares with a smaller relative difference are the same up to rounding."""
 
 MOST_CERTAIN = 0.999
-"""Odds of a noise above this are those of this."""
+"""Upper bound of the noise when odds are computed."""
 
 UNDECIDED = 0.55
-"""A network that gives its own answer less than this probability is not confident."""
+"""A network is not confident if the probability of its own answer is below this."""
 
 UNSURE, UNEXPLAINED = 0.7, 2.0
-"""Nor is one that gives it less than the one, and less than nearly all ordinary training examples get, where two labels
-drawn from its own probabilities would differ more than the other times as often as labels nearby do: they do not
-explain its doubt."""
+"""It is not confident either if this probability is below the first number and below that of nearly all ordinary
+training examples, and labels nearby do not explain the doubt: two labels drawn from its own probabilities differ more
+often than labels nearby do, by more than the second number as a factor."""
 
 UNSUPPORTED, SUPPORTED = 0.5, 0.95
-"""The label of a training example does not count for the noise of classes where its leave-one-out leverage is above the
-one, so that less than one other example is like it, and among the highest, above so large a share of all: the others
-fail to predict it because they are unlike it, be it right or wrong."""
+"""The label of a training example does not count for the noise of classes if its leave-one-out leverage is above the
+first number (less than one other example is like it) and above that of this share of all examples. The others fail to
+predict it because they are unlike it, whether it is right or wrong."""
 
 LEAST_EXCESS = 1.2
 """A leverage below this many times the ordinary one is not called scarce."""
 
 BESIDE_NOISE = 2.0
-"""Where labels are noisy data are called scarce only from this many times the limit on: contradicting labels scatter
-the gradients of the examples, and raise leverages there."""
+"""If labels are noisy, data are called scarce only from this many times the limit on: contradicting labels scatter the
+gradients of the examples, and raise leverages there."""
 
 MOST_SQUARE = 2.0
 """The largest possible squared distance between a label and probabilities of classes."""

@@ -20,31 +20,31 @@ from whence.data.batches import Inputs
 from whence.influence.fitted import Fitted, evenly_spaced, predicted_outputs
 
 LEAST_SCATTER = 1e-9
-"""Of features along directions in which none differ, in units of their mean square."""
+"""Scatter of features along directions in which they do not differ, in units of their mean square."""
 
 VOTERS = 50
-"""Training examples, nearest in the features of the last layer, whose labels an example's own is compared with."""
+"""Number of nearest training examples, by features of the last layer, whose labels are compared with its own."""
 
 SHARED_SHAPE = 0.1
-"""Examples, for each feature, that the scatter which all answers share counts as, beside that of each one's own."""
+"""Weight of the scatter shared by all answers relative to each answer's own: this many examples per feature."""
 
 COMPARED_DIRECTIONS = 10_000
-"""Training examples, evenly spaced, among which the nearest direction of features is looked for."""
+"""Number of training examples, evenly spaced, among which the nearest directions of features are searched."""
 
 FEW_FEATURES = 16
-"""Of so many features the distance between directions counts as its root."""
+"""With this many features, the exponent of the distance between directions is at most one half."""
 
 NEAREST_DIRECTIONS = 5
-"""Distances from so many training examples that point nearly the same way are averaged."""
+"""Number of training examples with the nearest directions over which distances are averaged."""
 
 COMPARED_AT_ONCE = 2**24
-"""Pairs of inputs and training examples that are compared in one go."""
+"""Pairs of inputs and training examples that are compared at once."""
 
 USUAL = 0.8
-"""Distances from the training examples with the same answer count beyond those that so large a share of these have."""
+"""Distances from training examples with the same answer count only beyond this quantile of them."""
 
 NEAREST = 0.25
-"""An input that points exactly where a training example does counts as so many times the usual distance from it."""
+"""Smallest distance between directions in units of the usual one, for inputs that point exactly like an example."""
 
 
 def outputs_and_features(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor | None]:

@@ -33,30 +33,30 @@ from whence.linalg import eigh, solve_lower
 from whence.runtime.execution import partial_data_error
 
 FEATURES = 2048
-"""Random projections of a gradient, where there are more weights."""
+"""Number of random projections of a gradient, if there are more weights."""
 
 LEADING = 512
-"""Leading directions of these, for classes where none of many examples are named: of what lies along all others only
-the length counts. With a network that has seen 50,000 images of MNIST once, 97 % of verdicts are the same as along all
+"""Number of leading directions of these, for classes if none of many examples are named. Along all others only the
+length counts. With a network that has seen 50,000 images of MNIST once, 97 % of verdicts are the same as along all
 2,048 (`benchmarks/price.py`)."""
 
 LEAF_FEATURES = 768
-"""Leading directions of the leaves of trees, where there are more leaves."""
+"""Number of leading directions of the leaves of trees, if there are more leaves."""
 
 ITERATIONS = 3
 """Steps of the subspace iteration that finds leading directions."""
 
 FEATURE_SHARE = 0.2
-"""Of the memory of the fit that the features of all training examples take at most."""
+"""Largest share of the fit's memory for the features of all training examples."""
 
 LEAST_RIDGE = 1e-9
 """Lambda for a regression without a ridge, in units of the mean squared length of the gradients."""
 
 MOST_DIRECTIONS = 4
-"""Directions of the outputs that are looked at, in a regression or where every output has a label of its own."""
+"""Number of directions of outputs, for a regression or if every output has its own label."""
 
 WEIGHED_AT_ONCE = 2**24
-"""Numbers (predictions times training examples) that are computed in one go."""
+"""Numbers (predictions times training examples) that are computed at once."""
 
 
 @dataclass(frozen=True)
