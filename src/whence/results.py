@@ -120,7 +120,7 @@ class Uncertainty(Shown):
 
     @property
     def hec3(self) -> Tensor:
-        """(m, k) jackknife variances: inputs and noise may differ, and the noise may vary between inputs."""
+        """(m, k) jackknife variances: over other inputs and other noise, which may vary from input to input."""
         return self.variance("hec3")
 
     @property
@@ -225,7 +225,7 @@ class Uncertainty(Shown):
         return _single(torch.einsum("...ck,...k->...c", self._contrasts("a margin"), self.mean))
 
     def margin_variance(self, estimator: str = "hec3") -> Tensor:
-        """(m,) or (m, k) variance of the margin. If the margin is few standard deviations, the class may change."""
+        """(m,) or (m, k) variance of the margin. A margin of few standard deviations may change the class."""
         contrasts = self._contrasts("the variance of a margin")  # raises before covariances are computed
         covariance = self.covariance(estimator)
         contrasts = contrasts.to(covariance.dtype)
@@ -333,7 +333,7 @@ def _missing(values: Tensor) -> float:
 
 
 def without_padding(u: Uncertainty, inputs: Inputs) -> Uncertainty:
-    """Set positions that are padding by the inputs' "attention_mask" to NaN, or to -1 for positions of outputs."""
+    """Set positions marked as padding in the inputs' "attention_mask" to NaN, or to -1 for positions of outputs."""
     mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     shape = u.mean.shape[:-1]
     if not isinstance(mask, Tensor) or mask.shape != shape or len(shape) == 1:

@@ -350,7 +350,7 @@ class Tracer(Fitted):
             x: as for `predict`.
             level: one minus the share of ordinary predictions that may be called noisy, or scarce, by chance.
             top: how many training examples to name for each prediction, which takes a product with all of them. With 0
-                and 5,000 training examples or more, the cost does not grow with their number. Gradients are then
+                and more than 5,000 training examples, the cost does not grow with their number. Gradients are then
                 compared along fewer directions, and `noise_p` uses the `effective` of an ordinary example: 1 % to 3 %
                 of verdicts differ.
             examples: (m,) for inputs that are training examples, their number; -1 for other inputs. An example's own
@@ -405,7 +405,7 @@ class Tracer(Fitted):
         repeat: Sequence[int] = (),
         relabel: Mapping[int, Any] | None = None,
     ) -> WhatIf:
-        """Predict how predictions and their variances would change with another training set, without retraining.
+        """Compute how predictions and their variances would change with another training set, without retraining.
 
         Exact for the linearized model and squared error. For other losses the changed examples keep their true loss,
         and all others take one Newton step. Examples are given by their position in the training set.
@@ -486,9 +486,9 @@ class Tracer(Fitted):
     ) -> Trust:
         """Check how far to trust this fit: structure, optimum, linearization, lambda, each with a plain sentence.
 
-        For a sample of predictions, the exact curvature is solved matrix-free; a solve costs some tens of times as much
-        as the training gradients. Variances along one random mixture of each prediction's outputs are compared with
-        those of the fit.
+        For a sample of predictions, systems with the exact curvature are solved matrix-free; a solve costs some tens of
+        times as much as the training gradients. Variances along one random mixture of each prediction's outputs are
+        compared with those of the fit.
 
         Args:
             x: inputs to check, as for `predict`; by default training inputs.
