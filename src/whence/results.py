@@ -225,7 +225,7 @@ class Uncertainty(Shown):
         return _single(torch.einsum("...ck,...k->...c", self._contrasts("a margin"), self.mean))
 
     def margin_variance(self, estimator: str = "hec3") -> Tensor:
-        """(m,) or (m, k) variance of the margin. A margin of few standard deviations may change the class."""
+        """(m,) or (m, k) variance of the margin. With a margin of few standard deviations the class may change."""
         contrasts = self._contrasts("the variance of a margin")  # raises before covariances are computed
         covariance = self.covariance(estimator)
         contrasts = contrasts.to(covariance.dtype)

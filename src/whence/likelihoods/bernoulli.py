@@ -1,4 +1,4 @@
-"""Cross-entropy of yes-or-no outputs: one logit, or many independent ones."""
+"""Cross-entropy of yes-or-no outputs: one logit, or many that are not mutually exclusive."""
 
 from __future__ import annotations
 
