@@ -1,4 +1,4 @@
-"""The functions that users call: fit, load, gather, and the ridge that a weight decay amounts to."""
+"""The functions that users call: `fit`, `load`, `gather` and `ridge_from_weight_decay`."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ Loss = Literal["mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy"]
 
 
 def ridge_from_weight_decay(weight_decay: float, n: float, *, outputs: int = 1, loss: Loss = "mse") -> float:
-    """The ridge lambda that a weight decay amounts to.
+    """Convert the weight decay of the training to the ridge lambda.
 
-    PyTorch's `weight_decay` adds weight_decay / 2 * ||w||^2 to the mean loss; `whence` counts sums, as the paper does.
-    AdamW decouples the decay from the loss, so there this is a starting point, not an identity.
+    PyTorch's `weight_decay` adds weight_decay / 2 * ||w||^2 to the mean loss. `whence` uses sums, as the paper does.
+    AdamW decouples the decay from the loss, so the result is then a starting point, not an identity.
 
     Args:
-        weight_decay: of the optimiser.
-        n: how many the mean loss runs over: training examples, or their tokens or pixels that count (for
-            `CrossEntropyLoss` those whose label is not -100); the sum of their weights where it is a weighted mean.
-        outputs: number k of outputs, for the losses that are means over them too: "mse" and "binary_cross_entropy".
+        weight_decay: weight decay of the optimiser.
+        n: number of terms in the mean loss: training examples, or their tokens or pixels that count (for
+            `CrossEntropyLoss` those whose label is not -100). For a weighted mean, the sum of the weights.
+        outputs: number k of outputs. Needed only for losses that average over outputs too: "mse" and
+            "binary_cross_entropy".
         loss: "mse" for `MSELoss()`, the mean over n k numbers; "sum_of_squares" for the mean over examples of the sum
-            over outputs; "cross_entropy" for `CrossEntropyLoss()`, the mean over examples whatever the number of
-            classes (objective: sum of cross-entropies plus lambda / 2 ||w||^2); "binary_cross_entropy" for
+            over outputs; "cross_entropy" for `CrossEntropyLoss()`, the mean over examples for any number of classes
+            (objective: sum of cross-entropies plus lambda / 2 ||w||^2); "binary_cross_entropy" for
             `BCEWithLogitsLoss()`, the mean over n k logits (the same objective).
 
     Examples:
@@ -95,39 +96,40 @@ def fit(
     Args:
         model: trained network, in evaluation mode, on any device and of any floating dtype; or fitted trees of
             scikit-learn, XGBoost, LightGBM or CatBoost, or a pipeline that ends in them.
-        train_loader: gives (inputs, targets), (inputs, targets, sample weights), or dicts with the targets under
-            "labels" and perhaps weights under "sample_weight"; can be read again and again. For trees (X, y) or
-            (X, y, sample_weight), as the model takes them.
-        likelihood: the loss it was trained with: "gaussian" (squared error, the default), "categorical" (softmax
-            cross-entropy), "bernoulli" (cross-entropy of one or many logits), or a `Likelihood` with options of its
-            own. Trees know their own.
-        structure: of the curvature. "auto" takes "exact" where that needs about ten seconds at most and fits in memory,
-            else "core" (dense algebra where it matters, honest scale). By name also "ekfac" (the paper's, cheapest),
-            "sketch", "kfac" and "diagonal"; or a `Structure` with options such as `whence.Exact(road="dual")`.
-        parameters: "all", "last_layer", names or patterns, or a function of name and parameter. What has
-            `requires_grad=False` is left out.
+        train_loader: yields (inputs, targets), (inputs, targets, sample weights), or dicts with the targets under
+            "labels" and optional weights under "sample_weight". It must be possible to iterate over it several times.
+            For trees (X, y) or (X, y, sample_weight), as the model takes them.
+        likelihood: the loss of the training: "gaussian" (squared error, the default), "categorical" (softmax
+            cross-entropy), "bernoulli" (cross-entropy of one or many logits), or a `Likelihood` with its own options.
+            For trees it is known from the model.
+        structure: structure of the curvature. "auto" takes "exact" if it fits in memory and needs at most about ten
+            seconds, else "core" (dense algebra where it matters, honest scale). Other names are "ekfac" (the paper's,
+            cheapest), "sketch", "kfac" and "diagonal". A `Structure` has options: `whence.Exact(road="dual")`.
+        parameters: "all", "last_layer", names or patterns, or a function of name and parameter. Parameters with
+            `requires_grad=False` are left out.
         ridge: lambda on the sum scale, as in "sum of squared errors + lambda ||w||^2" or "sum of cross-entropies +
-            lambda / 2 ||w||^2"; `whence.ridge_from_weight_decay` converts that of the training. "auto" takes that
-            of a weight decay of 0.01, for squared error times the variance of the targets (of eleven rules none came
-            nearer to the variances of retrained networks). "loo" takes the one with the smallest leave-one-out error,
-            or leave-one-out loss for losses other than squared error, where what `loo` or `groups` say is left out;
-            for structures with true leverages ("exact", "core", "sketch").
-        progress: show a progress line with the time left on anything over a second, and a line where the fit is not to
-            be trusted as it is (see `Tracer.trust`).
-        recenter: use the residuals and predictions of the optimum of the linearized model (the paper's Delta w),
+            lambda / 2 ||w||^2". `whence.ridge_from_weight_decay` converts a weight decay. "auto" takes the ridge of a
+            weight decay of 0.01, for squared error times the variance of the targets (of eleven rules none came
+            nearer to the variances of retrained networks). "loo" takes the ridge with the smallest leave-one-out
+            error, or leave-one-out loss for losses other than squared error, leaving out the units set by `loo` or
+            `groups`. It needs a structure with true leverages ("exact", "core", "sketch").
+        progress: show a progress line with the time left if the work takes over a second, and a line if the fit should
+            not be trusted as it is (see `Tracer.trust`).
+        recenter: use the residuals and predictions at the optimum of the linearized model (the paper's Delta w),
             for networks that were stopped before they converged.
-        noise: covariance of the residuals as E^T E / n, or divided by n minus the degrees of freedom an output.
-        loo: leave out whole examples; single positions, of a network that answers at several (tokens, pixels); or
-            single outputs as in the paper's stacked notation. The same for one output.
-        groups: n labels in the order of the training data. Examples of one label (a document, a patient, a sequence)
-            belong together and are left out together, which makes HeC0 and HeC3 cluster-robust (CR0 and CR3). For the
-            exact structure, the core and the sketch.
+        noise: "mle" estimates the covariance of the residuals as E^T E / n; "unbiased" divides by n minus the degrees
+            of freedom per output.
+        loo: leave out whole examples; single positions (tokens, pixels) of a network with outputs at several; or
+            single outputs, as in the paper's stacked notation. With one output all are the same.
+        groups: n labels in the order of the training data. Examples with the same label (a document, a patient, a
+            sequence) are left out together, which makes HeC0 and HeC3 cluster-robust (CR0 and CR3). For the structures
+            "exact", "core" and "sketch".
         leverage: "exact" for exact structures; "one_plus_q" or the paper's "clip" for approximate ones.
-        hessian_columns: how many columns of a root of each example's loss Hessian to use, each of them a backward
-            pass: "all"; or a number of random columns (sampled labels for classes, random signs for other losses),
-            beside the residual, which stays exact. "auto" takes all up to 64 outputs, and 16 columns of more.
-        execution: how the fit runs, see `whence.Execution`: chunk size, memory, precision of the algebra, checkpoints,
-            processes.
+        hessian_columns: number of columns of a root of each example's loss Hessian. Each costs a backward pass. "all",
+            or a number of random columns (sampled labels for classes, random signs for other losses); the residual
+            is added and stays exact. "auto" takes all columns up to 64 outputs, and 16 for more outputs.
+        execution: how the fit runs: chunk size, memory, precision of the algebra, checkpoints, processes. See
+            `whence.Execution`.
 
     Returns:
         A `Tracer`.
@@ -173,19 +175,18 @@ def load(
 ) -> Tracer:
     """Load a fit that `Tracer.save` wrote.
 
-    The file holds neither the model nor the training data. It is checked before it is believed: its checksum, its
-    format, the model's architecture and every weight, the shape of every tensor. Nothing in it is ever run.
+    The file holds neither the model nor the training data. It is checked before use: its checksum, its format, the
+    model's architecture and every weight, the shape of every tensor. No code in it is ever run.
 
     Args:
-        path: of the file.
-        model: the network that was fitted, with the weights of that time, in evaluation mode, on any device; or the
-            trees that were fitted.
-        train_loader: the training data of the fit, in the same batches; (X, y) for trees. Without them everything works
-            that needs none: `predict` (but for `Exact` on its dual and matrix-free roads), residuals, leverages,
-            `training_frame()`, `suggest`. `attribute`, `explain` and `what_if` ask for them.
-        likelihood: the one that was fitted with, where it is not one of whence's own.
-        max_memory: bytes that may be taken; as it was when not given, or 80 % of what is free, if that is less.
-        progress: show a progress line with the time left on anything over a second.
+        path: path of the file.
+        model: the fitted network with the same weights, in evaluation mode, on any device; or the fitted trees.
+        train_loader: the training data of the fit, in the same batches; (X, y) for trees. `attribute`, `explain` and
+            `what_if` need them. Without them you can use `predict` (except for `Exact` on its dual and matrix-free
+            roads), residuals, leverages, `training_frame()` and `suggest`.
+        likelihood: the likelihood of the fit, if it is not one of whence's own.
+        max_memory: most bytes to use. By default as in the fit, or 80 % of the free memory if that is less.
+        progress: show a progress line with the time left if the work takes over a second.
 
     Examples:
         >>> import tempfile, torch, whence
@@ -198,7 +199,7 @@ def load(
         >>> bool((again.predict(x).hec3 == tracer.predict(x).hec3).all())
         True
     """
-    Execution(max_memory=max_memory)  # checks it
+    Execution(max_memory=max_memory)  # checks the value
     if likelihood is not None and not isinstance(likelihood, Likelihood):
         raise InputError(
             f"expected the likelihood as an object, such as Mine(), got {likelihood!r}. Leave it out if it is one of "
@@ -211,13 +212,13 @@ def load(
 
 
 def gather(found: Uncertainty | None) -> Uncertainty:
-    """The predictions of all processes, one after the other in the order of ranks; every process gets them all.
+    """Gather the predictions of all processes, in the order of ranks. Every process gets all of them.
 
-    Every process calls it, with what `Tracer.predict` said about its share of the inputs. Covariances come along where
-    they were asked for, with `predict(x, covariance=True)`, or computed at once.
+    Call it in every process, with the result of `Tracer.predict` for its share of the inputs. Covariances are included
+    if they were computed: by default where they cost little, or with `predict(x, covariance=True)`.
 
     Args:
-        found: predictions of this process; `None` where it had no inputs.
+        found: predictions of this process; `None` if it had no inputs.
 
     Examples:
         >>> import torch, whence

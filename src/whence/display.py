@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from html import escape
 from textwrap import wrap
 
-WIDTH = 80  # columns of a terminal that tables keep to
-NARROW = 24  # the least width that text is wrapped to
-SHOWN = 10  # rows that are shown of a longer table
+WIDTH = 80  # width of tables in a terminal, in characters
+NARROW = 24  # the smallest width to which text is wrapped
+SHOWN = 10  # rows shown of a longer table
 
-# Colours that read on white and on black alike.
+# Colours that are readable on white and on black.
 DOTS = {"noise": "#3a8fc4", "scarcity": "#d9772b", "both": "#b0609a", "plain": "#8a9097"}
 BAR = "rgba(58,143,196,.28)"
 LINE = "1px solid rgba(128,128,128,.35)"
@@ -24,7 +24,7 @@ class Column:
 
     name: str
     cells: tuple[str, ...]
-    left: bool = False  # words start at the left; numbers end at the right
+    left: bool = False  # align left, for words; numbers are aligned right
     bars: tuple[float, ...] = ()  # between 0 and 1 for each row, drawn behind the cell in a notebook
     dots: tuple[str, ...] = ()  # a key of DOTS for each row, drawn before the cell in a notebook
 
@@ -38,7 +38,7 @@ class Table:
     note: str = ""
 
     def text(self) -> str:
-        """For a terminal of 80 columns; the last column goes on below where it does not fit.
+        """Text for a terminal of 80 columns; the last column is wrapped if it does not fit.
 
         Examples:
             >>> print(Table("Two", (Column("no.", ("0", "10")), Column("word", ("a", "b"), left=True))).text())
@@ -55,7 +55,7 @@ class Table:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """What stands above the columns; nothing where none has a name."""
+        """The column names; nothing if no column has one."""
         names = tuple(column.name for column in self.columns)
         return names if any(names) else ()
 
@@ -76,7 +76,7 @@ class Table:
         return [f"{line[:start]}{first}", *(" " * start + part for part in rest)]
 
     def html(self) -> str:
-        """For a notebook, light or dark: colours are those of the page around it.
+        """HTML for a notebook, light or dark: colours follow the page.
 
         Examples:
             >>> "<b>" in Table("<b>").html()
@@ -92,7 +92,7 @@ class Table:
 
 
 class Shown:
-    """What prints as a table in a terminal and shows as one in a notebook."""
+    """Prints as a table in a terminal and shows as one in a notebook."""
 
     def _table(self) -> Table:
         raise NotImplementedError
@@ -106,7 +106,7 @@ class Shown:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A few digits; amounts from a thousand to a billion in full.
+    """Format with a few digits; amounts from a thousand to a billion in full.
 
     Examples:
         >>> number(0.00123456), number(1234.5), number(5e5), number(1.0), number(0.0), number(2e12), number(842, 2)
@@ -116,7 +116,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def percent(share: float) -> str:
-    r"""A share in per cent, with a space before the sign that does not break.
+    r"""A share in per cent, with a non-breaking space before the sign.
 
     Examples:
         >>> percent(0.1234), percent(0.0123), percent(0.00001), percent(0.0)
@@ -128,7 +128,7 @@ def percent(share: float) -> str:
 
 
 def numbers(values: Iterable[float]) -> tuple[str, ...]:
-    """Three digits each."""
+    """Format each with three digits."""
     return tuple(number(value) for value in values)
 
 
@@ -143,7 +143,7 @@ def count(amount: int, one: str, many: str | None = None) -> str:
 
 
 def rows_shown(total: int, how: str) -> tuple[int, str]:
-    """How many rows to show of so many, and a note that says how to see the rest.
+    """How many of `total` rows to show, and a note on how to see the rest.
 
     Examples:
         >>> rows_shown(3, "to_frame()"), rows_shown(12, "to_frame()")
@@ -158,7 +158,7 @@ def places(total: int) -> Column:
 
 
 def listing(items: Sequence[object], most: int = 5) -> str:
-    """The first few, with commas.
+    """The first few items, with commas.
 
     Examples:
         >>> listing([3, 1, 2], most=2)
@@ -168,7 +168,7 @@ def listing(items: Sequence[object], most: int = 5) -> str:
 
 
 def cut(line: str, width: int = WIDTH) -> str:
-    """A line of at most so many characters."""
+    """Cut a line to at most `width` characters."""
     return line if len(line) <= width else line[: width - 3] + "..."
 
 

@@ -1,8 +1,8 @@
-"""Every error `whence` raises on purpose.
+"""All errors that `whence` raises on purpose.
 
-One root, `WhenceError`, and each concrete error is also the built-in that Python programmers expect, so both
-`except whence.WhenceError` and `except ValueError` work. A message says what was expected, what came, where, and
-what to do about it.
+Each is a `WhenceError` and also the built-in error that Python programmers expect, so both
+`except whence.WhenceError` and `except ValueError` work. A message says what was expected, what it got, where, and what
+to do about it.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ class WhenceError(Exception):
 
 
 class InputError(WhenceError, ValueError):
-    """A value handed to `whence` is not usable (an option, NaN in the data, an empty loader)."""
+    """A value passed to `whence` is not usable (an option, NaN in the data, an empty loader)."""
 
 
 class ShapeError(WhenceError, ValueError):
-    """Two things that must fit together do not."""
+    """Two shapes that must match do not."""
 
 
 class TargetError(WhenceError, ValueError):
-    """Targets do not suit the likelihood."""
+    """Targets do not match the likelihood."""
 
 
 class LoaderError(WhenceError, RuntimeError):
-    """The loader cannot be read twice, or does not give the same number of examples each time."""
+    """The loader cannot be read twice, or does not yield the same number of examples each time."""
 
 
 class NotDeterministicError(WhenceError, RuntimeError):
-    """The model gives different outputs for the same input, or is in training mode."""
+    """The model returns different outputs for the same input, or is in training mode."""
 
 
 class UnsupportedLayerError(WhenceError, NotImplementedError):
-    """A layer of the model cannot be handled by the chosen structure."""
+    """The chosen structure cannot handle a layer of the model."""
 
 
 class UncapturedParameterError(WhenceError, RuntimeError):
@@ -69,11 +69,11 @@ class CorruptArtifactError(WhenceError, ValueError):
 
 
 class MissingFileError(WhenceError, FileNotFoundError):
-    """There is no file at a path."""
+    """There is no file at the path."""
 
 
 class FormatError(WhenceError, ValueError):
-    """A saved file is of another format than this version reads."""
+    """A saved file has another format than this version reads."""
 
 
 class ProcessError(WhenceError, RuntimeError):
@@ -87,7 +87,7 @@ def first_line(error: BaseException) -> str:
 
 
 def shortly(value: object) -> str:
-    """A value for a message: the shape of an array, and the beginning of what is long.
+    """A value for a message: the shape of an array, and the beginning of a long value.
 
     Examples:
         >>> import torch
@@ -102,7 +102,7 @@ def shortly(value: object) -> str:
 
 
 def did_you_mean(given: object, known: Iterable[str], most: int = 1) -> str:
-    """A question with the nearest of some names, upper and lower case alike; nothing where none is near.
+    """A question with the names nearest to `given`, ignoring case; empty if none is near.
 
     Examples:
         >>> did_you_mean("Exakt", ["exact", "core"]), did_you_mean("ridge", ["exact", "core"])

@@ -1,4 +1,4 @@
-"""What a fit would take: memory by stage, time by step, and the same for other structures."""
+"""The cost of a fit before it is run: memory by stage, time by step, and the same for other structures."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ class Alternative:
 
     structure: str  # its name
     memory: float  # bytes at its peak
-    seconds: float  # of its fit
+    seconds: float  # time of its fit
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Memory and time of a fit, from sizes and from a small batch that was measured.
+    """Memory and time of a fit, from sizes and from measurements on a small batch.
 
     Attributes:
-        structure: what would be fitted.
-        examples: training examples.
-        outputs: of the network.
-        parameters: selected weights.
-        stages: bytes held at once in each stage of the fit, beside the model and the data.
+        structure: the structure to fit.
+        examples: number of training examples.
+        outputs: number of outputs of the network.
+        parameters: number of selected weights.
+        stages: bytes held at once in each stage of the fit, in addition to the model and the data.
         bounded: whether the memory is an upper bound, since the structure chooses its size from the data.
-        limit: bytes that may be taken.
+        limit: bytes that may be used.
         steps: seconds of each part of the fit.
         prediction: seconds for a thousand predictions.
         alternatives: the other structures.
         one_layer: whether all selected weights belong to one layer.
-        disk: bytes of features on a disk, with `Execution(scratch=...)`.
+        disk: bytes of features on disk, with `Execution(scratch=...)`.
 
     Examples:
         >>> import torch, whence
@@ -80,12 +80,12 @@ class Estimate:
 
     @property
     def memory(self) -> float:
-        """Bytes at the peak, beside the model and the data."""
+        """Bytes at the peak, in addition to the model and the data."""
         return max(self.stages.values())
 
     @property
     def seconds(self) -> float:
-        """Of the whole fit."""
+        """Seconds of the whole fit."""
         return sum(self.steps.values())
 
     @property
@@ -123,7 +123,7 @@ class Estimate:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people, the small ones too.
+    """Seconds in readable units, including small ones.
 
     Examples:
         >>> duration(0.012), duration(3.21), duration(125)
@@ -139,7 +139,7 @@ ALTERNATIVES: tuple[Structure, ...] = (Exact("primal"), Exact("dual"), Core(), E
 
 
 def count_examples(batches: Batches) -> tuple[int, int]:
-    """Training examples, and examples in the largest batch. Data whose length is known are not read."""
+    """Number of training examples, and of those in the largest batch. Data of known length are not read."""
     given = batches.loader
     if isinstance(given, DataLoader) and given.batch_size and isinstance(given.dataset, Sized):
         size = len(given.dataset)
@@ -154,9 +154,9 @@ PRODUCT = 384
 
 
 def measure_unit_seconds(problem: Linearization, stream: LayerGradients | None, inputs: Inputs, read: float) -> Work:
-    """Seconds for one unit of each kind of work: run a few examples, and a few products of matrices.
+    """Seconds for one unit of each kind of work: run a few examples, and a few matrix products.
 
-    Without its layers where the network has none, as trees.
+    Layers are not measured if the network has none, as for trees.
     """
     few = take(inputs, slice(0, SAMPLE))
     size = batch_size(few, "this batch")
@@ -212,12 +212,12 @@ def estimate(
 ) -> Estimate:
     """Estimate what memory and time `whence.fit` would take, without fitting.
 
-    A few examples of the first batch are run to measure; everything else is counted. Where the loader has a length,
-    nothing else is read. Memory is that of the fit, beside the model and the data; structures that choose their size
-    from the data (EKFAC with a tolerance, the core) are given at their largest. Times are good to a factor of two or
-    three, on a machine with nothing else to do. Of trees, all training rows are sent to their leaves first.
+    A few examples of the first batch are run to measure; everything else is counted. If the loader has a length,
+    nothing else is read. Memory is that of the fit, in addition to the model and the data. Structures that choose their
+    size from the data (EKFAC with a tolerance, the core) are given at their largest. Times are accurate to a factor of
+    two or three, on an idle machine. For trees, all training rows are sent to their leaves first.
 
-    Arguments are those of `whence.fit`. The other structures are listed beside the one that is given.
+    Arguments are those of `whence.fit`. The other structures are listed beside the one given.
 
     Examples:
         >>> import torch, whence
@@ -251,7 +251,7 @@ def estimate(
         small = linearize(network, selection, sample, loss, execution, budget, columns)
         n, batch = count_examples(batches)
         stream = None if isinstance(model, LeafSum) else LayerGradients(small)
-        seen = next(iter(small.batches)).inputs  # with the mixtures of outputs, where there are some
+        seen = next(iter(small.batches)).inputs  # with the mixtures of outputs, if there are some
         sizes = measure_sizes(small, stream, first.inputs, n, batch)
         sizes = replace(sizes, dual=execution.checkpoint is None, scratch=execution.scratch is not None)
         unit_seconds, cost = measure_unit_seconds(small, stream, seen, read), chosen.cost(sizes)

@@ -1,4 +1,4 @@
-"""Estimators of the covariance of predictions, each as the weight it gives to a training example.
+"""Estimators of the covariance of predictions, each defined by its weights of the training examples.
 
 With alignments a_i = J F_lam^-1 J_i^T, residuals e_i, hat blocks H_ii = L_i J_i F_lam^-1 J_i^T (L_i is the Hessian of
 the loss in the outputs, the identity for squared error) and the noise covariance Sigma, every covariance is
@@ -11,7 +11,7 @@ sum_i a_i W_i W_i^T a_i^T:
     HeC3       W_i = (I - H_ii)^-1 e_i      leave-one-out residuals: the jackknife around f(x)
     jackknife  (n - 1) / n times (HeC3 - s s^T / n) with s = sum_i a_i W_i: the jackknife around its own mean
 
-Where groups are left out, a_i W_i is summed over each group before it is squared: HeC0, HeC2 and HeC3 are then the
+If groups are left out, a_i W_i is summed over each group before it is squared: HeC0, HeC2 and HeC3 are then the
 cluster-robust sandwiches CR0, CR2 and CR3.
 """
 
@@ -37,15 +37,15 @@ ESTIMATORS = ("ho", "hec0", "hec1", "hec2", "hec3", "jackknife", "laplace")
 Policy = Literal["exact", "one_plus_q", "clip"]
 
 CLIP = 1e-4  # the paper clips leverages to 1 - 1e-4 when the curvature is approximate
-NEAR_ONE = 1e-6  # a leverage within this distance of one is reported: the example decides its own prediction
+NEAR_ONE = 1e-6  # leverages this close to one are reported: the example determines its own prediction
 
 
 @dataclass(frozen=True)
 class LeveragePolicy:
-    """What leave-one-out makes of a leverage h."""
+    """How leave-one-out uses a leverage h."""
 
     inflation: Callable[[Tensor], Tensor]  # (I - H)^-1 as a function of h
-    leverage: Callable[[Tensor], Tensor]  # the leverage that is reported
+    leverage: Callable[[Tensor], Tensor]  # the reported leverage
     limit: float  # leverages from here on are counted as guarded
 
 
@@ -70,7 +70,7 @@ class AdjustedResiduals:
     hec3: Tensor  # (n, k) leave-one-out residuals u_i = (I - H_ii)^-1 e_i
     # (n, k) diagonal of the hat blocks R^T Q R after the policy; its sum over outputs is the trace of H
     leverage: Tensor
-    guarded: int  # how many of the units that are left out had a leverage at the policy's limit
+    guarded: int  # how many of the units left out had a leverage at the policy's limit
 
 
 def leave_one_out(
@@ -82,7 +82,7 @@ def leave_one_out(
 
         u_i = e_i + R_i f(R_i^T Q_i R_i) R_i^T Q_i e_i,    f(h) = (g(h) - 1) / h,
 
-    so that no root is ever inverted. HeC2 has the square root of g.
+    so that no root is ever inverted. HeC2 uses the square root of g.
 
     For residuals e (n, k), leverage blocks Q (n, k, k) and roots R (n, k, q), `None` for the identity.
     """
@@ -90,7 +90,7 @@ def leave_one_out(
     hats = hat_blocks(leverage_blocks, roots)
     if roots is None or roots.shape == leverage_blocks.shape:
         leverage = torch.diagonal(hats, dim1=1, dim2=2)
-    else:  # a root without a column for each output: the diagonal of L Q, which sums to the same
+    else:  # a root with fewer columns than outputs: the diagonal of L Q, which has the same sum
         leverage = (roots * (leverage_blocks @ roots)).sum(2)
     if residuals.shape[1] == hats.shape[1] == 1:
         values = leverage
@@ -115,7 +115,7 @@ def hat_blocks(leverage_blocks: Tensor, roots: Tensor | None) -> Tensor:
 
 
 def hat_roots(hats: Tensor, roots: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Roots R_i (n, k, q) of the same Hessians L_i with R_i^T Q_i R_i diagonal, and these diagonals h (n, q)."""
+    """Roots R_i (n, k, q) of the same Hessians L_i for which R_i^T Q_i R_i is diagonal, and its diagonals h (n, q)."""
     values, vectors = eigh((hats + hats.mT) / 2)
     return vectors if roots is None else roots @ vectors, values.clamp_min(0.0)
 
@@ -129,8 +129,8 @@ def leave_groups_out(
 ) -> AdjustedResiduals:
     """u_g = (I - L_g Q_gg)^-1 e_g for each group g, with Q_gg = J_g F_lam^-1 J_g^T over all its members together.
 
-    Blocks are pairs of members (groups, size) and Q_gg (groups, size k, size k). Leverages that are reported are those
-    of examples left out one by one, `alone`.
+    Blocks are pairs of members (groups, size) and Q_gg (groups, size k, size k). The reported leverages are those of
+    examples left out one by one, `alone`.
     """
     hec2, hec3 = torch.empty_like(residuals), torch.empty_like(residuals)
     guarded = 0
@@ -149,11 +149,11 @@ def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """What is left out of a fit, one unit after the other: examples, outputs, positions or groups."""
+    """The units that are left out of a fit, one after the other: examples, outputs, positions or groups."""
 
-    network_residuals: Tensor  # (n, k) residuals of the network, sample weights multiplied in
+    network_residuals: Tensor  # (n, k) residuals of the network, multiplied by the sample weights
     hessian_roots: Tensor | None  # (n, k, q) roots of the loss's Hessian in the outputs; `None` for the identity
-    policy: Policy  # what to do with leverages
+    policy: Policy  # how to use leverages
     recenter: bool  # use the residuals at the optimum of the linearized model
     by_output: bool  # leave out single outputs instead of whole examples
     groups: Groups | None = None  # leave out whole groups instead of single examples
@@ -166,29 +166,29 @@ class LeaveOneOut:
 
     @property
     def folds(self) -> Folds:
-        """The same units as folds, for the choice of a ridge."""
+        """The same units as folds, for choosing a ridge."""
         return Folds(width=self.width) if self.groups is None else Folds(self.groups.index)
 
     @property
     def unit_name(self) -> str:
-        """What is left out, in words."""
+        """The name of a unit, in words."""
         if self.groups is not None:
             return "groups"
         return "positions" if self.units is not None else "outputs" if self.by_output else "training examples"
 
     def deletions(self, problem: Linearization) -> int:
-        """How many units are left out, one after the other; those of weight zero do not count."""
+        """Number of units that are left out; those of weight zero do not count."""
         if self.groups is not None:
             return self.groups.counted
         return problem.counted if self.width is None else problem.counted_units * problem.width // self.width
 
     def residuals(self, rows: slice, change: Tensor) -> Tensor:
-        """(n, k) e - L c where the Newton step's change c of the outputs is taken (`recenter`), else e."""
+        """(n, k) e - L c with the Newton step's change c of the outputs if `recenter`, else e."""
         given = self.network_residuals[rows]
         return given - self.hessian_times(rows, change) if self.recenter else given
 
     def hessian_times(self, rows: slice, change: Tensor) -> Tensor:
-        """L_i c_i (n, k): by how much residuals shrink, to first order, when outputs change by c."""
+        """L_i c_i (n, k): how much residuals shrink, to first order, if outputs change by c."""
         return times_hessian(change, self.hessian_roots, rows)
 
     def adjust(self, residuals: Tensor, leverage_blocks: Tensor, roots: Tensor | None) -> AdjustedResiduals:
@@ -217,7 +217,7 @@ class LeaveOneOut:
         return block_diagonal(vectors.reshape(len(vectors), vectors.shape[1] // self.width, self.width, 1))
 
     def within_units(self, matrices: Tensor) -> Tensor:
-        """Matrices (n, k, k) with zeros between outputs of an example that are not left out together."""
+        """Matrices (n, k, k), set to zero between outputs of an example that are not left out together."""
         if self.width is None:
             return matrices
         return block_diagonal(diagonal_blocks(matrices, matrices.shape[1] // self.width))
@@ -226,9 +226,9 @@ class LeaveOneOut:
 def assemble(
     problem: Linearization, bread: FittedCurvature, loo: LeaveOneOut, unbiased: bool, only: str | None = None
 ) -> dict[str, Any]:
-    """What a fit has beside its curvature, by the names of its fields: adjusted residuals, noise, meats, sandwich.
+    """The fields of a fit beside its curvature, by name: adjusted residuals, noise, meats, sandwich.
 
-    The noise is estimated by degrees of freedom if `unbiased`. With `only`, there is the meat of one estimator.
+    With `unbiased`, the noise estimate uses degrees of freedom. With `only`, there is just that estimator's meat.
     """
     step = bread.newton_step(with_direction=loo.recenter)
     residuals = loo.residuals(slice(0, problem.n), step.change)
@@ -246,7 +246,7 @@ def assemble(
 
 
 def hc1_factor(problem: Linearization, bread: FittedCurvature, groups: int | None) -> float:
-    """HeC1 over HeC0: n k / (n k - dof), with Stata's correction for few clusters where groups are left out."""
+    """HeC1 over HeC0: n k / (n k - dof), with Stata's correction for few clusters if groups are left out."""
     numbers = problem.numbers
     left = numbers - bread.degrees_of_freedom
     factor = numbers / left if left > 0 else float("inf")
@@ -254,15 +254,15 @@ def hc1_factor(problem: Linearization, bread: FittedCurvature, groups: int | Non
 
 
 def observation_noise(residuals: Tensor, loo_residuals: Tensor) -> Tensor:
-    """(k,) variance of a new observation around the regression function: the mean of e u, where u = e / (1 - h).
+    """(k,) variance of a new observation around the regression function: the mean of e u, with u = e / (1 - h).
 
-    In a linear model without a ridge this has no bias, however many weights there are; the mean of e^2 is too small.
+    In a linear model without a ridge it is unbiased for any number of weights. The mean of e^2 is too small.
     """
     return (residuals * loo_residuals).mean(0).clamp_min(0.0)
 
 
 def _check_range(problem: Linearization, bread: FittedCurvature, adjusted: AdjustedResiduals, noise: Noise) -> None:
-    """Raise where squares of what the fit is made of overflow or vanish."""
+    """Raise if squares of the fit's residuals, leverages or noise overflow or vanish."""
     squares = {
         "the leverages of the training examples": bread.leverage_blocks,
         "their leave-one-out residuals, squared": adjusted.hec3.square(),
@@ -279,7 +279,7 @@ def _check_range(problem: Linearization, bread: FittedCurvature, adjusted: Adjus
 
 
 def out_of_range(problem: Linearization, got: str) -> InputError:
-    """The error for variances that the dtypes in use cannot hold."""
+    """The error for variances that the dtypes cannot represent."""
     used = next(iter(problem.selection.parameters.values())).dtype
     names = sorted({str(one).removeprefix("torch.") for one in (problem.dtype, used)})
     largest = float(problem.outputs.abs().max()), float(problem.isometric(problem.residuals).abs().max())

@@ -1,4 +1,4 @@
-"""A fit: its options, checked, and the way from a trained network to a tracer."""
+"""A fit: its options, checked, and the steps from a trained network to a tracer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from whence.trust.checks import MEANING
 
 
 def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
-    """The ridge as a number, or how it is chosen."""
+    """The ridge as a number, or the name of the method that chooses it."""
     if isinstance(ridge, str) and ridge in ("auto", "loo"):
         return "auto" if ridge == "auto" else "loo"
     try:
@@ -56,7 +56,7 @@ def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
 
 
 def check_columns(columns: Any) -> int | None:
-    """How many columns of the loss's Hessian are used: 0 to decide by the number of outputs, `None` for all."""
+    """Number of columns of the loss's Hessian to use: 0 to decide by the number of outputs, `None` for all."""
     if isinstance(columns, str) and columns in ("auto", "all"):
         return 0 if columns == "auto" else None
     if isinstance(columns, bool) or not isinstance(columns, Integral) or int(columns) < 1:
@@ -77,11 +77,11 @@ HINTS = {
     **dict.fromkeys(("kron", "kronecker"), ' Kronecker factors are "kfac".'),
     "diag": ' The diagonal is "diagonal".',
 }
-"""What people call things elsewhere, and what they are called here."""
+"""Names used elsewhere, and the names used here."""
 
 
 def by_name(given: Any, known: Mapping[str, Any], kind: type, what: str) -> Any:
-    """An object of a kind, given itself or by its name."""
+    """An object of a kind, given as such or by its name."""
     if isinstance(given, kind):
         return given
     if isinstance(given, str) and given in known:
@@ -118,7 +118,7 @@ class FitOptions:
     execution: Execution
 
     def __post_init__(self) -> None:
-        """Refuse options that do not exist, or do not go together."""
+        """Raise for options that do not exist or cannot be combined."""
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 given = getattr(self, name)
@@ -136,7 +136,7 @@ class FitOptions:
             self.require_sums("no checkpoint")
 
     def require_sums(self, expected: str) -> None:
-        """Raise where the passes of the structure are not all sums over examples."""
+        """Raise if the passes of the structure are not all sums over examples."""
         if not self.structure.additive:
             raise InputError(
                 f"expected {expected} with {self.structure!r}, whose passes over the data are not all sums over "
@@ -145,11 +145,11 @@ class FitOptions:
 
     @property
     def policy(self) -> Policy:
-        """What to do with leverages near one."""
+        """How to treat leverages near one."""
         return self.structure.policy if self.leverage == "auto" else self.leverage
 
     def to_json(self, selection: Selection) -> dict[str, Any]:
-        """Everything that a result depends on, beside model and data."""
+        """Everything that a result depends on, in addition to model and data."""
         names = ("chunk_size", "max_memory", "dtype", "precision", "seed")
         execution = {name: getattr(self.execution, name) for name in names}
         own = {name: value for name, value in vars(self).items() if name != "execution"}
@@ -187,7 +187,7 @@ def run_fit(
         planned = (options.likelihood, options.execution, budget, columns, options.execution.seed)
         problem = linearize(network, selection, batches, *planned)
         tracer = _fit_within_memory(options, problem, fingerprints, smaller)
-        if batches.passes.shared:  # from now on this process is on its own, and the data of the others are elsewhere
+        if batches.passes.shared:  # afterwards this process works alone, and the data of the others are elsewhere
             gathered = processes.all_gather_object("the fingerprints of the data", batches.fingerprints)
             batches.fingerprints[:] = [one for each in gathered for one in each]
         batches.passes.close()
@@ -195,12 +195,12 @@ def run_fit(
 
 
 def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions) -> Selection:
-    """Check on the first batch that the model can be relied on; which parameters are selected, what labels mean."""
+    """Check on the first batch that the model is reliable; select parameters, and find what labels mean."""
     first = batches.first()
     if isinstance(network.model, LeafSum):
         batches.notes.extend(network.model.notes)
     batches.notes.extend(network.check_repeatable(first.inputs))
-    if not examples_differ(first.inputs):  # of one example, and of equal ones, a model that mixes them shows nothing
+    if not examples_differ(first.inputs):  # a model that mixes examples can be detected only if they differ
         batches.notes.extend(network.check_separate(batches.distinct_inputs()))
     selection = select(network, options.parameters, first.inputs)
     unused = network.check_connected(selection.parameters, first.inputs)
@@ -211,9 +211,9 @@ def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions
 
 
 def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, selection: Selection) -> Budget:
-    """Learn which process has which examples, and open the checkpoint; all must fit the same network in the same way.
+    """Find which process has which examples, and open the checkpoint; all must fit the same network in the same way.
 
-    Returns the memory to plan with: the same in every process, and the same as when the checkpoint was begun.
+    Returns the memory budget: the same in every process, and the same as when the checkpoint was begun.
     """
     passes, execution = batches.passes, options.execution
     processes = passes.process_group
@@ -233,7 +233,7 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
                     "Give all of them the same options, and the same trained weights."
                 )
     examples = example_fingerprints(batches)
-    if execution.max_memory is None and batches.device.type == "cpu":  # what is free is for all on this machine
+    if execution.max_memory is None and batches.device.type == "cpu":  # processes on one machine share its memory
         limit = limit // processes.local_size
     limit = min(processes.all_gather_object("the memory", limit))
     if execution.checkpoint is not None:
@@ -249,9 +249,9 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
 def _fit_within_memory(
     options: FitOptions, planned: Linearization, fingerprints: Mapping[str, int], instead: str
 ) -> Tracer:
-    """Fit, and plan with less memory for as long as the device runs out of it; then with smaller chunks alone.
+    """Fit. If the device runs out of memory, plan with less, and then use smaller chunks.
 
-    `instead` says what takes less memory, if anything is known.
+    `instead` says what needs less memory, if something does.
     """
     keeps_plan = planned.passes.checkpointed or not planned.passes.process_group.alone
     problem, before, full, least = planned, planned, "", LEAST_MEMORY
@@ -263,19 +263,19 @@ def _fit_within_memory(
             if not is_full(error):
                 raise
             full = first_line(error)
-            if problem.passes.shared:  # the others go by the same plan
+            if problem.passes.shared:  # the other processes follow the same plan
                 raise TooLargeError(
                     f"expected this process's part of the fit to fit on its device, got out of memory ({full}). Give "
                     "all processes a smaller max_memory or chunk_size."
                 ) from error
             before = problem
-        except TooLargeError:  # by the plan: less memory than last time is too little
+        except TooLargeError:  # raised by the plan: the reduced memory is too small for it
             if not full:
                 raise
             refused = problem.budget.limit == before.budget.limit
             before = replace(before, chunk_size=problem.chunk_size)
             least = before.budget.limit
-        # What did not fit is gone by now, with the error that held it.
+        # The tensors that did not fit are freed by now, together with the error that held them.
         smaller = None if keeps_plan or refused else with_less_memory(before, least)
         if smaller is None:
             why = "A fit that is shared by processes or writes checkpoints keeps its plan. " if keeps_plan else ""
@@ -289,7 +289,7 @@ def _fit_within_memory(
 
 
 def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str, int]) -> Tracer:
-    """The curvature, and all that follows from it."""
+    """Compute the curvature, and everything that follows from it."""
     if options.loo != "example" and problem.sketch is not None:
         raise InputError(
             f'expected loo="example" where only {problem.sketch.columns} mixtures of the outputs are looked at, got '
@@ -335,11 +335,11 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
 
 
 SHORT = 5e7  # numbers in all gradients (examples x outputs x weights) below which the time of a fit is not estimated
-LASTS = 5.0  # seconds from which on a fit is announced
+LASTS = 5.0  # fits that take at least so many seconds are announced
 
 
 def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> None:
-    """Say what time and memory a fit on a CPU will take, before it starts, where it lasts."""
+    """Print the time and memory that a long fit on a CPU will take, before it starts."""
     small = problem.n * problem.k * problem.selection.size < SHORT
     if small or type(structure).cost is Structure.cost or not problem.progress.enabled or problem.device.type != "cpu":
         return
@@ -365,11 +365,11 @@ SHARES = {
     "diagonal meat": ("HeC3 in the eigenbasis", "share of it, on a sample of training inputs"),
     "eigenbasis": ("HeC3 by rounding", "share of it, in directions without curvature"),
 }
-"""Checks of a share of HeC3, and the findings that they are among the diagnostics."""
+"""Checks of a share of HeC3, and the names of their findings in the diagnostics."""
 
 
 def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
-    """Add to the diagnostics how far to trust the fit, from the fit alone; say so where it is not fine."""
+    """Add to the diagnostics how far to trust the fit, from the fit alone; print it if it is not fine."""
     trust = trust_of_fit(tracer)
     flagged = ", ".join(check.name for check in trust.not_fine)
     if trust.not_fine:

@@ -1,4 +1,4 @@
-"""Symmetric products, triangular solves, eigendecompositions, and the order of scores."""
+"""Symmetric products, triangular solves, eigendecompositions, and sorting of scores."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 from whence.errors import SingularCurvatureError
 from whence.runtime.model_state import one_thread
 
-SMALL = 512  # matrices up to this size are decomposed in less time by one thread than by two
+SMALL = 512  # matrices up to this size are decomposed faster by one thread than by two
 
 
-MANY, MATRICES = 2**15, 2**12  # numbers, and matrices, that are decomposed at once on a GPU
+MANY, MATRICES = 2**15, 2**12  # most numbers, and most matrices, decomposed at once on a GPU
 
 
 def few_at_once(matrices: Tensor, most: int | None = None) -> tuple[Tensor, ...]:
-    """Small matrices (n, k, k) in pieces that may be decomposed at once; in one piece on a CPU.
+    """Split small matrices (n, k, k) into pieces that can be decomposed at once; one piece on a CPU.
 
-    cuSOLVER takes a workspace of 300 kB and more for the eigenvectors of each matrix, however small: 15 GB for 50,000
-    examples of ten classes. A piece has `MANY` numbers and `MATRICES` matrices at most.
+    cuSOLVER needs a workspace of 300 kB or more for the eigenvectors of each matrix, however small: 15 GB for 50,000
+    examples of ten classes. A piece has at most `MANY` numbers and `MATRICES` matrices.
 
     Examples:
         >>> [len(piece) for piece in few_at_once(torch.zeros(5, 3, 3), most=18)]
@@ -35,7 +35,7 @@ def few_at_once(matrices: Tensor, most: int | None = None) -> tuple[Tensor, ...]
 def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """`torch.linalg.eigh` of (..., m, m): eigenvalues, ascending, and eigenvectors.
 
-    Over small matrices several threads mostly wait for one another.
+    On small matrices several threads mostly wait for one another.
 
     Examples:
         >>> values, vectors = eigh(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
@@ -51,12 +51,12 @@ def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
-PANELS = 4  # at least so many make a symmetric product, with 5/8 of the products of the whole or less
-NARROWEST, WIDEST = 64, 512  # columns of one: of fewer a second thread has too little to do, of more little is gained
+PANELS = 4  # a symmetric product uses at least so many panels, with at most 5/8 of the multiplications of the whole
+NARROWEST, WIDEST = 64, 512  # columns of a panel: fewer leave a second thread idle, more gain little
 
 
 def panels(size: int) -> list[slice]:
-    """Columns of a matrix in parts, from left to right.
+    """Split the columns of a matrix into panels, from left to right.
 
     Examples:
         >>> panels(150)
@@ -67,13 +67,13 @@ def panels(size: int) -> list[slice]:
 
 
 def add_gram(matrix: Tensor, rows: Tensor) -> None:
-    """Add rows^T rows to a matrix (r, r), of perhaps higher precision: below the diagonal, `mirror` does the rest."""
+    """Add rows^T rows to a matrix (r, r), possibly of higher precision. Fills the lower part only; see `mirror`."""
     for here in panels(len(matrix)):
         matrix[here, : here.stop] += rows[:, here].T @ rows[:, : here.stop]
 
 
 def mirror(matrix: Tensor) -> Tensor:
-    """Copy what `add_gram` has summed up below the diagonal to above it, in place.
+    """Copy the lower part of a matrix, summed by `add_gram`, to above the diagonal, in place.
 
     Examples:
         >>> sums = torch.zeros(100, 100)
@@ -88,7 +88,7 @@ def mirror(matrix: Tensor) -> Tensor:
 
 
 def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
-    """C^-1 B for lower triangles C and B (r, r), without most of their zeros.
+    """C^-1 B for lower triangles C and B (r, r), skipping most of their zeros.
 
     Examples:
         >>> solve_lower(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), torch.eye(2))
@@ -103,7 +103,7 @@ def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
 
 
 def inverse_norm(factor: Tensor, steps: int = 12) -> float:
-    """About the largest eigenvalue of the inverse of C C^T, for a Cholesky factor C: by power iteration, from below.
+    """Approximate the largest eigenvalue of (C C^T)^-1, for a Cholesky factor C, by power iteration: a lower bound.
 
     Examples:
         >>> round(inverse_norm(torch.diag(torch.tensor([1.0, 0.5, 0.1]))), 3)
@@ -116,9 +116,9 @@ def inverse_norm(factor: Tensor, steps: int = 12) -> float:
 
 
 def largest_first(scores: Tensor, ties: Tensor | None = None) -> Tensor:
-    """Places of the scores (n,) from the largest to the smallest, NaN last; equal ones in the order they come in.
+    """Indices of the scores (n,) from the largest to the smallest, NaN last; ties in their original order.
 
-    Unless `ties` (n,) order equal scores, the largest first.
+    If `ties` (n,) are given, they order equal scores, the largest first.
 
     Examples:
         >>> largest_first(torch.tensor([0.5, float("nan"), 2.0, 1.0])).tolist()
@@ -131,14 +131,14 @@ def largest_first(scores: Tensor, ties: Tensor | None = None) -> Tensor:
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest scores of each row (m, n) and their places, (m, count) each; NaN only where there is nothing else.
+    """The largest scores of each row (m, n) and their indices, (m, count) each; NaN only if nothing else is left.
 
     Examples:
         >>> largest(torch.tensor([[0.5, float("nan"), 2.0]]), 2)[1].tolist()
         [[2, 0]]
     """
     found = scores.topk(count, dim=-1)
-    if not bool(found.values[..., :1].isnan().any()):  # a NaN would lead
+    if not bool(found.values[..., :1].isnan().any()):  # a NaN would come first
         return found.values, found.indices
     index = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).topk(count, dim=-1).indices
     return scores.gather(-1, index), index
@@ -147,10 +147,10 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def eigenvectors(matrix: Tensor, where: str, notes: list[str]) -> tuple[Tensor, Tensor]:
     """Eigenvalues (ascending, clamped at zero) and eigenvectors of symmetric positive matrices (..., m, m), in float64.
 
-    `torch.linalg.eigh` fails to converge, or gives NaN without a word, on matrices with many rows of zeros (pixels that
-    are always zero, units that never fire): in float32 often, in float64 now and then. Such rows are eigenvectors
-    already and are set aside. Where it fails all the same, other drivers are tried, and the notes get a line; nothing
-    is ever added to the matrix. `where` names the matrix in messages.
+    `torch.linalg.eigh` fails to converge, or silently returns NaN, on matrices with many rows of zeros (pixels that are
+    always zero, units that never fire): often in float32, sometimes in float64. Such rows are eigenvectors already and
+    are set aside. If it still fails, other drivers are tried, and a line is added to the notes. Nothing is ever added
+    to the matrix. `where` names the matrix in messages.
 
     Examples:
         >>> values, vectors = eigenvectors(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), "here", [])
@@ -187,19 +187,19 @@ def _decompose(matrix: Tensor, where: str, notes: list[str]) -> tuple[Tensor, Te
 
 
 def second_driver(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by numpy, which is built with another library than torch."""
+    """The same by numpy, which uses another library than torch."""
     values, vectors = (torch.from_numpy(one).to(matrix.device) for one in numpy.linalg.eigh(matrix.cpu().numpy()))
     return values, vectors
 
 
 def check_finite_sums(sums: Tensor, where: str) -> None:
-    """Raise when sums over the gradients of the training set are not finite."""
+    """Raise if sums over the gradients of the training set are not finite."""
     if not bool(torch.isfinite(sums).all()):
         raise gradients_not_finite(f"in {where}")
 
 
 def gradients_not_finite(where: str) -> SingularCurvatureError:
-    """The error for gradients that are NaN or infinite somewhere."""
+    """The error for gradients with NaN or infinite values."""
     return SingularCurvatureError(
         f"expected finite gradients of the outputs in the weights, got NaN or infinity {where}. Look for a square "
         "root, a logarithm or a norm at zero in the model; gradients in float16 may overflow: use a float32 model, and "

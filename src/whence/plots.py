@@ -1,4 +1,4 @@
-"""Pictures of results with matplotlib. Each function takes an `Axes`, or makes one, and returns it.
+"""Plots of results with matplotlib. Each function takes an `Axes`, or makes one, and returns it.
 
 Colours are Okabe and Ito's, which colour-blind readers can distinguish: blue for noise, vermillion for scarcity.
 No setting of matplotlib is changed.
@@ -71,7 +71,7 @@ STYLES = {
 }
 
 NAMES = {"ho": "Ho", "laplace": "Laplace", "ratio": "HeC3/Ho", **{f"hec{i}": f"HeC{i}" for i in range(4)}}
-# Colours and dashes of the estimators, and of curves that have none of their own; neighbours differ in both.
+# Colours and dashes of the estimators, and of other curves; neighbours differ in both.
 DASHED, DOTTED, MIXED = (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2))
 LINES: dict[str, tuple[str, Any]] = {
     "hec3": (BLUE, "-"),
@@ -87,7 +87,7 @@ def axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax
     try:
-        import matplotlib.pyplot as plt  # an extra: only plots need it
+        import matplotlib.pyplot as plt  # an extra: needed only for plots
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("expected matplotlib for plots. Install it: pip install 'whence[report]'.") from error
 
@@ -95,7 +95,7 @@ def axes(ax: Axes | None) -> Axes:
 
 
 def quiet(ax: Axes) -> Axes:
-    """Leave out the lines and ticks that say nothing."""
+    """Remove lines and ticks that carry no information."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(LINE)
     ax.tick_params(colors=INK, which="both")
@@ -106,7 +106,7 @@ def quiet(ax: Axes) -> Axes:
 
 
 def column(values: Any, count: int, what: str, of: str = "prediction") -> Numbers:
-    """One number for each of `count` things, from a tensor, an array or a list."""
+    """One number for each of `count` items, from a tensor, an array or a list."""
     given = values.detach().cpu() if isinstance(values, Tensor) else values
     try:
         found = np.asarray(given, dtype=np.float64)
@@ -118,22 +118,22 @@ def column(values: Any, count: int, what: str, of: str = "prediction") -> Number
 
 
 def note(ax: Axes, text: str, place: tuple[Any, Any], offset: tuple[int, int], **style: Any) -> None:
-    """A text in blue beside a place, so many points away."""
+    """Write a text in blue beside a place, offset by so many points."""
     ax.annotate(text, place, xytext=offset, textcoords="offset points", color=BLUE, **style)
 
 
 def check_count(given: Sized | None, count: int, what: str, of: str = "prediction") -> None:
-    """Raise unless there is one of something for each of `count` things, or none at all."""
+    """Raise unless there is one value for each of `count` items, or none at all."""
     if given is not None and len(given) != count:
         raise ShapeError(f"expected {count} {what}, one for each {of}, got {len(given)}.")
 
 
 def score(uncertainty: Uncertainty, by: str) -> Tensor:
-    """(m,) the ratio, or the total variance by an estimator."""
+    """(m,) the ratio, or the total variance of an estimator."""
     return uncertainty.ratio if by == "ratio" else uncertainty.trace(by)
 
 
-FEWEST = 2.0  # per cent of the predictions whose mean error sets the height of the picture; that of fewer is chance
+FEWEST = 2.0  # per cent of the predictions whose mean error sets the height of the plot; that of fewer is random
 
 
 def bands(
@@ -144,14 +144,14 @@ def bands(
     level: float = 0.95,
     ax: Axes | None = None,
 ) -> Axes:
-    """Predictions of one number from one number: the curve, and its confidence bounds by HeC3 (area) and Ho (lines).
+    """Plot predictions of one number from one number: the curve, and its confidence bounds by HeC3 (area), Ho (lines).
 
     Args:
-        x: (m,) or (m, 1) where the predictions were made, in any order.
-        uncertainty: of these m predictions.
+        x: (m,) or (m, 1) inputs of the predictions, in any order.
+        uncertainty: the m predictions.
         train: inputs and targets of the training examples, drawn as dots.
-        level: of the bounds, which are for the curve itself; single observations scatter more.
-        ax: where to draw.
+        level: level of the bounds, which are for the curve itself; single observations scatter more.
+        ax: axes to draw on.
 
     Examples:
         >>> ax = plots.bands(x, tracer.predict(x), ax=Figure().subplots())
@@ -189,16 +189,16 @@ def risk_coverage(
     others: Mapping[str, Any] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Mean error of the predictions that are kept, as the most uncertain are set aside.
+    """Plot the mean error of the remaining predictions as the most uncertain are removed.
 
-    The lower a curve, the better its score finds the predictions that are wrong. The legend gives the area under each.
+    The lower a curve, the better its score finds wrong predictions. The legend gives the area under each.
 
     Args:
-        uncertainty: of m predictions.
+        uncertainty: m predictions.
         errors: (m,) error of each, such as 0 and 1 for right and wrong, or the absolute error.
-        by: "ho", "hec3", "ratio" or another estimator, by whose size predictions are set aside.
-        others: scores of your own by name, large where uncertain; for instance minus the margin.
-        ax: where to draw.
+        by: "ho", "hec3", "ratio" or another estimator; predictions are removed in decreasing order of it.
+        others: your own scores by name, large if uncertain; for instance minus the margin.
+        ax: axes to draw on.
 
     Examples:
         >>> errors = (tracer.predict(x).mean - 2 * x).abs()[:, 0]
@@ -230,11 +230,11 @@ def risk_coverage(
 
 
 def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
-    """Leave-one-out error against the ridge, with the smallest marked.
+    """Plot the leave-one-out error against the ridge, with the smallest marked.
 
     Args:
         path: `tracer.ridge_path` of a fit with `ridge="loo"`.
-        ax: where to draw.
+        ax: axes to draw on.
 
     Examples:
         >>> tracer = whence.fit(net, [(x, y)], ridge="loo", progress=False)
@@ -260,16 +260,16 @@ def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
 
 
 LARGEST = 130.0  # area of the largest circle of a map, in points squared
-COOKS_DISTANCES = (0.5, 1.0)  # along which lines are drawn, as is usual
+COOKS_DISTANCES = (0.5, 1.0)  # where lines are drawn, as is usual
 
 
 def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None, ax: Axes | None = None) -> Axes:
-    """Rank by Ho against rank by HeC3: above the line noise, to the lower right scarcity.
+    """Plot the rank by Ho against the rank by HeC3: above the line noise, to the lower right scarcity.
 
     Args:
-        uncertainty: of m predictions.
+        uncertainty: m predictions.
         groups: one for each prediction; they set colour, shape and legend.
-        ax: where to draw.
+        ax: axes to draw on.
 
     Examples:
         >>> u = tracer.predict(x)
@@ -298,8 +298,8 @@ def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None
 def by_source(uncertainty: Uncertainty, share: float = 0.1) -> list[Group]:
     """A group for each prediction: uncertain by HeC3, uncertain by Ho, or neither.
 
-    Uncertain are the predictions among the highest `share` by either estimator. Each goes with the estimator that ranks
-    it higher, which is the side of the diagonal that it has in `rank_scatter`.
+    Predictions among the highest `share` by either estimator are uncertain. Each is assigned to the estimator that
+    ranks it higher, which is its side of the diagonal in `rank_scatter`.
 
     Examples:
         >>> import torch
@@ -320,7 +320,7 @@ def by_source(uncertainty: Uncertainty, share: float = 0.1) -> list[Group]:
 
 
 def by_verdict(explanation: Explanation) -> list[Group]:
-    """A group for each prediction of `tracer.explain(x)`; those with both faults in blue with a vermillion edge.
+    """A group for each prediction of `tracer.explain(x)`; those with both causes in blue with a vermillion edge.
 
     Examples:
         >>> [group.tone for group in plots.by_verdict(tracer.explain(torch.tensor([[0.0], [30.0]]).double()))]
@@ -339,17 +339,17 @@ def source_map(
     groups: Sequence[Group] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Predictions as circles on a map: the size shows the error, the colour the source of the uncertainty.
+    """Plot predictions as circles on a map: the size shows the error, the colour the source of the uncertainty.
 
     Blue: uncertain by HeC3, noisy labels nearby. Vermillion: uncertain by Ho, few examples nearby. Grey: neither.
 
     Args:
         longitude: (m,) in degrees.
         latitude: (m,) in degrees.
-        uncertainty: of m predictions.
-        errors: (m,) absolute error of each; circles of one size without.
-        groups: one for each prediction, such as `by_verdict(tracer.explain(x))`; `by_source` when not given.
-        ax: where to draw.
+        uncertainty: m predictions.
+        errors: (m,) absolute error of each; without it all circles have one size.
+        groups: one for each prediction, such as `by_verdict(tracer.explain(x))`; by default `by_source`.
+        ax: axes to draw on.
 
     Examples:
         >>> east, north = torch.rand(2, 40, generator=torch.Generator().manual_seed(0))
@@ -379,15 +379,15 @@ def source_map(
 
 
 def leverage_residual(tracer: Tracer, top: int = 5, ax: Axes | None = None) -> Axes:
-    """Leverage against the studentized residual of every training example.
+    """Plot leverage against the studentized residual of every training example.
 
-    To the right: examples that decide their own prediction. Up and down: labels that the others contradict. Those with
-    the largest Cook's distance, which do both, are named, and lines of equal distance drawn where they fit in.
+    To the right: examples that determine their own prediction. Up and down: labels that the others contradict. Those
+    with the largest Cook's distance, which do both, are named. Lines of equal distance are drawn if they fit in.
 
     Args:
         tracer: the fit. With several outputs leverages are summed, and the size of the residual is shown.
         top: how many examples to name.
-        ax: where to draw.
+        ax: axes to draw on.
 
     Examples:
         >>> ax = plots.leverage_residual(tracer, ax=Figure().subplots())
@@ -415,25 +415,25 @@ def leverage_residual(tracer: Tracer, top: int = 5, ax: Axes | None = None) -> A
     else:
         ax.set(xlabel="leverage, summed over outputs", ylabel="size of the studentized residual")
         ax.set_ylim(bottom=0.0)
-    if k == 1 and tracer.problem.hessian_roots is None:  # elsewhere the distance is no function of the two
+    if k == 1 and tracer.problem.hessian_roots is None:  # otherwise the distance is not a function of the two
         _cooks_lines(ax, tracer.degrees_of_freedom)
     return quiet(ax)
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Place of each value among all, from 0 for the smallest, or NaN, to 1 for the largest; equal ones as they come."""
+    """Rank of each value, from 0 for the smallest, or NaN, to 1 for the largest; ties in their original order."""
     known = torch.where(values.isnan(), -torch.inf, values)
     return known.argsort(stable=True).argsort() / max(len(values) - 1, 1)
 
 
 def _back_to_front(groups: Sequence[Group]) -> list[tuple[Group, Any]]:
-    """Each group with its members: plain ones first, those of noise last, so that they lie on top."""
+    """Each group with its members: plain ones first, noise last, so that it lies on top."""
     front_first = sorted(dict.fromkeys(groups), key=lambda group: get_args(Tone).index(group.tone))
     return [(group, np.flatnonzero([other == group for other in groups])) for group in reversed(front_first)]
 
 
 def _edge(group: Group, width: float) -> dict[str, Any]:
-    """White edges of so many points around a group's marks; vermillion around blue for both sources."""
+    """White edges of this width in points around a group's markers; vermillion around blue for both sources."""
     both = group.tone == "noise" and group.name == BOTH
     return {"edgecolors": VERMILLION if both else "white", "linewidths": 1.2 if both else width}
 
@@ -443,7 +443,7 @@ def _areas(errors: Any, scale: float) -> Any:
 
 
 def _map_legend(ax: Axes, scale: float | None) -> None:
-    """Groups with circles of one size, and two errors with the sizes that stand for them."""
+    """Groups with circles of one size, and two errors with the corresponding sizes."""
     handles, names = ax.get_legend_handles_labels()
     groups = len(handles)
     handles, names = handles[::-1], names[::-1]
@@ -457,7 +457,7 @@ def _map_legend(ax: Axes, scale: float | None) -> None:
 
 
 def _cooks_lines(ax: Axes, freedom: float) -> None:
-    """Lines of equal Cook's distance, D = r^2 h / (dof (1 - h)), inside the picture."""
+    """Lines of equal Cook's distance, D = r^2 h / (dof (1 - h)), inside the plot."""
     (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
     h: Numbers = np.linspace(max(left, 1e-6), min(right, 1 - 1e-6), 400)
     for distance in COOKS_DISTANCES:
@@ -470,8 +470,8 @@ def _cooks_lines(ax: Axes, freedom: float) -> None:
     ax.set(xlim=(left, right), ylim=(bottom, top))
 
 
-PAD = 0.15  # what is shown beyond the inputs, as a share of their range
-BATCH = 4096  # places of the plane that are predicted together
+PAD = 0.15  # margin around the inputs, as a share of their range
+BATCH = 4096  # points of the plane that are predicted together
 MARKERS = "osD^vP"
 GREYS = ("#1a1a1a", "#ffffff", "#b5b5b5", "#6e6e6e")
 
@@ -486,20 +486,20 @@ def decision_regions(
     steps: int = 120,
     ax: Axes | None = None,
 ) -> Axes:
-    """What the network decides all over a plane, and how sure it is.
+    """Plot the network's decisions over a plane, and how sure it is.
 
-    "doubt" colours each decision and fades to white where another training set may turn it: where the margin is small
-    against its HeC3 standard deviation. "ho" and "hec3" show variances on a logarithmic scale, "ratio" their quotient:
+    "doubt" colours each decision and fades to white where another training set may change it: where the margin is small
+    relative to its HeC3 standard deviation. "ho" and "hec3" show variances on a logarithmic scale, "ratio" their ratio:
     blue where labels are noisy, vermillion where examples are few.
 
     Args:
         tracer: a fit to inputs of two numbers. One output decides by its sign, several by the largest.
-        inputs: examples to draw, which also set the part of the plane that is shown.
+        inputs: examples to draw, which also set the visible part of the plane.
         labels: (n,) classes of these examples, from 0; for one output also -1 and 1.
         show: "doubt", "ho", "hec3" or "ratio".
-        names: of the classes, for the legend.
-        steps: places along each axis.
-        ax: where to draw.
+        names: names of the classes, for the legend.
+        steps: points along each axis.
+        ax: axes to draw on.
 
     Examples:
         >>> corners = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
@@ -508,7 +508,7 @@ def decision_regions(
         >>> len(plots.decision_regions(two, corners, sides[:, 0], steps=8, ax=Figure().subplots()).images)
         1
     """
-    # an extra: only plots need it
+    # an extra: needed only for plots
     from matplotlib.colors import to_rgb
     from matplotlib.patheffects import withStroke
 
@@ -526,8 +526,8 @@ def decision_regions(
     if show == "doubt":
         choice, lead = decisions(found)
         colours = np.array([to_rgb(PALETTE[int(group) % len(PALETTE)]) for group in choice])
-        firm = torch.erf(torch.from_numpy(lead) / 2**0.5).numpy()  # 1 - 2 P(the margin turns), for normal errors
-        colours = 1.0 - 0.55 * firm[:, None] ** 1.5 * (1.0 - colours)  # white for the toss of a coin, else pastel
+        firm = torch.erf(torch.from_numpy(lead) / 2**0.5).numpy()  # 1 - 2 P(the margin changes sign), normal errors
+        colours = 1.0 - 0.55 * firm[:, None] ** 1.5 * (1.0 - colours)  # white for a coin toss, else pastel
         colours = colours.reshape(steps, steps, 3).transpose(1, 0, 2)
         extent = (east[0], east[-1], north[0], north[-1])
         ax.imshow(colours, extent=extent, origin="lower", aspect="auto", interpolation="bilinear")
@@ -545,17 +545,17 @@ def decision_regions(
 
 
 def decisions(uncertainty: Uncertainty) -> tuple[Numbers, Numbers]:
-    """(m,) the class decided for, and (m,) how many standard deviations of HeC3 it leads by."""
+    """(m,) the decided class, and (m,) its margin in standard deviations of HeC3."""
     mean, alone = uncertainty.mean, uncertainty.mean.shape[1] == 1
-    decided = replace(uncertainty, likelihood=Bernoulli() if alone else Categorical())  # whatever the loss was
+    decided = replace(uncertainty, likelihood=Bernoulli() if alone else Categorical())  # for any loss
     choice, variance = (mean[:, 0] > 0).long() if alone else mean.argmax(1), decided.margin_variance()
     sigmas = decided.margin / variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
     return choice.cpu().numpy(), sigmas.cpu().numpy()
 
 
 def _shade(ax: Axes, east: Numbers, north: Numbers, values: Numbers, show: str) -> None:
-    """Variances or their ratio on a logarithmic scale; for the ratio white is one, vermillion below and blue above."""
-    from matplotlib.colors import LinearSegmentedColormap  # an extra: only plots need it
+    """Variances or their ratio on a logarithmic scale; a ratio of one is white, below vermillion, above blue."""
+    from matplotlib.colors import LinearSegmentedColormap  # an extra: needed only for plots
 
     logs = np.log10(np.maximum(values, values[values > 0].min() if (values > 0).any() else 1e-300))
     style: dict[str, Any] = {"cmap": "cividis"}
@@ -571,7 +571,7 @@ def _shade(ax: Axes, east: Numbers, north: Numbers, values: Numbers, show: str) 
 
 
 def _examples(ax: Axes, points: Tensor, labels: Any, names: Sequence[str] | None, grey: bool) -> None:
-    """Draw examples in the colours of their classes; in shades of grey where the background uses the colours."""
+    """Draw examples in the colours of their classes; in shades of grey if the background uses the colours."""
     places = points.detach().cpu().numpy()
     if labels is None:
         ax.scatter(places[:, 0], places[:, 1], s=14, c=INK, edgecolors="white", linewidths=0.5, zorder=3)
@@ -594,7 +594,7 @@ def gallery(
     columns: int = 8,
     ax: Axes | None = None,
 ) -> Axes:
-    """Images in rows, the first at the top left, each with its name below and a frame in the colour of its group.
+    """Show images in rows, the first at the top left, each with its name below and a frame in its group's colour.
 
     Examples:
         >>> ax = plots.gallery(torch.rand(3, 8, 8), names=["a", "b", "c"], columns=2, ax=Figure().subplots())
@@ -606,7 +606,7 @@ def gallery(
     check_count(names, len(images), "names", "image")
     check_count(groups, len(images), "groups", "image")
     ax = axes(ax)
-    from matplotlib.patches import Rectangle  # an extra: only plots need it
+    from matplotlib.patches import Rectangle  # an extra: needed only for plots
 
     pitch = 1.2 if names is None else 1.45  # from one row to the next, in widths of an image
     for place, image in enumerate(images.detach().cpu().numpy()):

@@ -1,4 +1,4 @@
-"""What a tracer answers: predictions with their variances, and the diagnostics of a fit."""
+"""The results of a tracer: predictions with their variances, and the diagnostics of a fit."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def by_row(of: Callable[..., Tensor], *values: Tensor) -> Tensor:
-    """What a function says about rows (N, ...), for values (m, ..., k) that have positions or none."""
+    """Apply a function of rows (N, ...) to values (m, ..., k), with or without positions."""
     shape = values[0].shape[:-1]
     found = of(*(value.reshape(-1, *value.shape[len(shape) :]) for value in values))
     return found.reshape(*shape, *found.shape[1:])
 
 
 def slopes(likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    """(m, k, k) derivative of the probabilities in the outputs: diag(p) - p p^T for softmax.
+    """(m, k, k) derivative of the probabilities with respect to the outputs: diag(p) - p p^T for softmax.
 
     Examples:
         >>> import torch
@@ -44,35 +44,35 @@ def slopes(likelihood: Likelihood, outputs: Tensor) -> Tensor:
 
 
 MAX_OUTPUTS = 64
-"""Outputs whose covariances are computed together; of more, variances come so many at a time, without covariances."""
+"""Most outputs with covariances. For more outputs, only variances are computed, this many at a time."""
 
 
 @dataclass(frozen=True)
 class ChosenOutputs:
-    """What was predicted, where it was not all outputs."""
+    """The outputs that were predicted, if not all of them."""
 
     index: Tensor | None  # (m, ..., c) positions of the outputs among all k; `None` for sketches
-    probabilities: Tensor | None  # (m, ..., c) of these classes, where the likelihood has classes
-    sketches: bool  # whether the variances are of random sketches, each with the trace of the covariance as its mean
+    probabilities: Tensor | None  # (m, ..., c) of these classes, if the likelihood has classes
+    sketches: bool  # whether variances belong to random sketches, each with the trace of the covariance as its mean
 
 
 @dataclass(frozen=True)
 class Uncertainty(Shown):
-    """Predictions and the variances of each, in units of the outputs squared.
+    """Predictions and their variances, in squared units of the outputs.
 
-    All variances are of the *mean function* f(x): how far the prediction would move with other training data. They do
-    not contain the noise of a new observation around f(x).
+    All variances are those of the *mean function* f(x): how far the prediction would move with other training data.
+    They do not contain the noise of a new observation around f(x).
 
-    Where a network answers at several positions (tokens, pixels), each position is a prediction: shapes (m, k) below
-    are then (m, ..., k). Where only some outputs were looked at, k is their number, and `chosen` says which.
+    If a network has outputs at several positions (tokens, pixels), each position is a prediction: shapes (m, k) below
+    are then (m, ..., k). If only some outputs were used, k is their number, and `chosen` says which.
 
     Attributes:
         mean: (m, k) outputs of the network.
-        covariances: (m, k, k) for each estimator, as far as they were computed.
-        variances: (m, k) for each estimator, where the covariances were not computed.
-        later: computes the covariances when they are asked for.
-        likelihood: of the network, which knows what its outputs mean.
-        chosen: which outputs were looked at, unless all.
+        covariances: (m, k, k) for each estimator, if they were computed.
+        variances: (m, k) for each estimator, if the covariances were not computed.
+        later: computes the covariances when they are first used.
+        likelihood: likelihood of the network, which defines what its outputs mean.
+        chosen: which outputs were used; `None` for all.
 
     Examples:
         >>> import torch, whence
@@ -100,7 +100,7 @@ class Uncertainty(Shown):
 
     @property
     def ho(self) -> Tensor:
-        """(m, k) variances if noise were the same everywhere and the training inputs fixed."""
+        """(m, k) variances if the noise were the same everywhere and the training inputs were fixed."""
         return self.variance("ho")
 
     @property
@@ -120,7 +120,7 @@ class Uncertainty(Shown):
 
     @property
     def hec3(self) -> Tensor:
-        """(m, k) jackknife variances: other inputs, other noise, noise that may differ from place to place."""
+        """(m, k) jackknife variances: over other inputs and other noise, which may vary from input to input."""
         return self.variance("hec3")
 
     @property
@@ -130,17 +130,17 @@ class Uncertainty(Shown):
 
     @property
     def laplace(self) -> Tensor:
-        """(m, k) variances of the Bayesian reading: a Laplace posterior with the residuals' mean noise variance."""
+        """(m, k) Bayesian variances: a Laplace posterior with the mean noise variance of the residuals."""
         return self.variance("laplace")
 
     @property
     def ratio(self) -> Tensor:
-        """(m,) trace HeC3 / trace Ho: above one where leave-one-out residuals nearby are larger than average."""
+        """(m,) trace HeC3 / trace Ho: above one if leave-one-out residuals nearby are larger than average."""
         ho, hec3 = self.trace("ho"), self.trace("hec3")
         return torch.where(ho == 0, torch.ones_like(ho), hec3 / ho)
 
     def variance(self, estimator: str) -> Tensor:
-        """(m, k) variance of each output, by the name of the estimator."""
+        """(m, k) variance of each output, for the estimator of this name."""
         if self._sketched:
             raise InputError(
                 "expected outputs that were looked at one by one for their variances, got random sketches of all. Ask "
@@ -151,7 +151,7 @@ class Uncertainty(Shown):
         return torch.diagonal(self.covariance(estimator), dim1=-2, dim2=-1).clamp_min(0.0)
 
     def trace(self, estimator: str = "hec3") -> Tensor:
-        """(m,) total variance of the outputs that were looked at; of random sketches, an unbiased estimate for all."""
+        """(m,) total variance of the outputs used; for random sketches, an unbiased estimate over all outputs."""
         return self._sketches(estimator).mean(-1) if self._sketched else self.variance(estimator).sum(-1)
 
     def trace_error(self, estimator: str = "hec3") -> Tensor:
@@ -179,7 +179,7 @@ class Uncertainty(Shown):
         return tuple(sorted({*self.covariances, *self.variances}))
 
     def covariance(self, estimator: str = "hec3") -> Tensor:
-        """(m, k, k) covariance between the outputs of each prediction; computed now if it was not yet."""
+        """(m, k, k) covariance between the outputs of each prediction, computed now if necessary."""
         self._check_name(estimator)
         if estimator not in self.covariances:
             if self._sketched or (self.later is None and self.mean.shape[-1] > MAX_OUTPUTS):
@@ -206,9 +206,9 @@ class Uncertainty(Shown):
     def probability_covariance(self, estimator: str = "hec3") -> Tensor:
         """(m, k, k) covariance of the probabilities, by the delta method: L Cov(f) L with L = diag(p) - p p^T.
 
-        To first order, which nothing bounds: no probability has a standard deviation above 1/2. Where one comes out
-        larger, logits scatter too far for a tangent, and the probability is to be taken for unknown; the margin over
-        its standard deviation still ranks such predictions.
+        This is a first-order result without a bound, although no probability can have a standard deviation above 1/2.
+        If one is larger, the logits vary too much for a linear approximation: treat the probability as unknown. The
+        margin over its standard deviation still ranks such predictions.
         """
         slope = by_row(partial(slopes, self._known_likelihood("covariances of probabilities")), self.mean)
         covariance = self.covariance(estimator)
@@ -221,22 +221,22 @@ class Uncertainty(Shown):
 
     @property
     def margin(self) -> Tensor:
-        """(m,) the largest logit less the second largest; for logits apart |f|, (m,) for one and (m, k) for many."""
+        """(m,) the largest logit minus the second largest; for separate logits |f|, (m,) for one, (m, k) for many."""
         return _single(torch.einsum("...ck,...k->...c", self._contrasts("a margin"), self.mean))
 
     def margin_variance(self, estimator: str = "hec3") -> Tensor:
-        """(m,) or (m, k) variance of the margin: a margin of few standard deviations may turn into another class."""
-        contrasts = self._contrasts("the variance of a margin")  # refused before covariances are computed
+        """(m,) or (m, k) variance of the margin. With a margin of few standard deviations the class may change."""
+        contrasts = self._contrasts("the variance of a margin")  # raises before covariances are computed
         covariance = self.covariance(estimator)
         contrasts = contrasts.to(covariance.dtype)
         return _single(torch.einsum("...ck,...kj,...cj->...c", contrasts, covariance, contrasts).clamp_min(0.0))
 
     def _contrasts(self, of_all: str) -> Tensor:
-        """(m, c, k) mixtures of the outputs that are margins."""
+        """(m, c, k) linear combinations of the outputs that are margins."""
         return by_row(self._known_likelihood(of_all).contrasts, self.mean)
 
     def _known_likelihood(self, of_all: str = "") -> Likelihood:
-        """The likelihood, or an error where there is none, or where something needs all outputs that are not there."""
+        """The likelihood. Raises if there is none, or if all outputs are needed and only some were predicted."""
         if self.likelihood is None:
             known = "expected results that know their likelihood for probabilities, got none."
             raise InputError(f"{known} Take them from Tracer.predict.")
@@ -247,22 +247,22 @@ class Uncertainty(Shown):
     def interval(self, level: float = 0.95, estimator: str = "hec3") -> tuple[Tensor, Tensor]:
         """Lower and upper confidence bounds (m, k) of the mean function, from the normal distribution.
 
-        These bound f(x) itself. A new observation scatters around f(x) with the noise on top.
+        These bound f(x) itself. A new observation has its own noise in addition.
         """
         given: Any = level
-        if not isinstance(given, Real) or not 0.0 < level < 1.0:  # perhaps the name of an estimator
+        if not isinstance(given, Real) or not 0.0 < level < 1.0:  # might be the name of an estimator
             raise InputError(f"expected a level between 0 and 1, got {level!r}. For 95 % pass 0.95.")
         reach = NormalDist().inv_cdf(0.5 + level / 2) * self.variance(estimator).sqrt()
         return self.mean - reach, self.mean + reach
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a prediction: means, variances of each output, traces and the ratio.
+        """Return one row per prediction: means, variances of each output, traces and the ratio.
 
-        For classes there are logits in place of means, and probabilities beside them; variances are of the logits, and
-        `probability_std` is the standard deviation of the probabilities, where covariances were computed.
+        For classes there are logits instead of means, and their probabilities. Variances are those of the logits.
+        `probability_std` is the standard deviation of the probabilities, if covariances were computed.
 
-        With positions, one row for each of them, and its place in front. Where only some outputs were looked at,
-        columns "output" say which; of random sketches there are traces and their standard errors.
+        With several positions, there is one row for each, with its position in the first columns. If only some outputs
+        were used, columns "output" say which. Random sketches have traces and their standard errors.
         """
         return frame({name: [column.reshape(-1)] for name, column in _columns(self).items()})
 
@@ -274,7 +274,7 @@ class Uncertainty(Shown):
         return f"Uncertainty({self._size()}; median variance{logits} Ho {ho}, HeC3 {hec3}, median ratio {ratio})"
 
     def _size(self, of: str = "") -> str:
-        """How many predictions, at which positions, of how many outputs."""
+        """Number of predictions, positions and outputs."""
         *shape, k = self.mean.shape
         positions = "" if len(shape) == 1 else f" at {' x '.join(map(str, shape[1:]))} positions"
         return f"{count(shape[0], 'prediction')}{positions}, {of}{count(k, 'output')}"
@@ -310,12 +310,12 @@ class Uncertainty(Shown):
 
     @property
     def _stds(self) -> Tensor | None:
-        """Standard deviations of the probabilities, where covariances were computed."""
+        """Standard deviations of the probabilities, if covariances were computed."""
         return self.probability_std() if self.chosen is None and "hec3" in self.covariances else None
 
 
 def _padded(values: Tensor, positions: tuple[int, ...]) -> Tensor:
-    """(m, t, ...) with more positions, which hold nothing."""
+    """(m, t, ...) padded to more positions with missing values."""
     if values.shape[1 : 1 + len(positions)] == positions:
         return values
     wide = values.new_full((len(values), *positions, *values.shape[1 + len(positions) :]), _missing(values))
@@ -328,12 +328,12 @@ def _single(values: Tensor) -> Tensor:
 
 
 def _missing(values: Tensor) -> float:
-    """Stands for a number that is not there: -1 among whole numbers."""
+    """The value for a missing number: NaN, or -1 for integers."""
     return float("nan") if values.is_floating_point() else -1
 
 
 def without_padding(u: Uncertainty, inputs: Inputs) -> Uncertainty:
-    """NaN, or -1 for positions of outputs, where the inputs' "attention_mask" says that there is only padding."""
+    """Set positions marked as padding in the inputs' "attention_mask" to NaN, or to -1 for positions of outputs."""
     mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     shape = u.mean.shape[:-1]
     if not isinstance(mask, Tensor) or mask.shape != shape or len(shape) == 1:
@@ -347,7 +347,7 @@ def without_padding(u: Uncertainty, inputs: Inputs) -> Uncertainty:
 
 
 def join(parts: Sequence[Uncertainty]) -> Uncertainty:
-    """Several batches as one; where sequences are shorter in one batch than in another, what is missing is NaN."""
+    """Join several batches. Sequences that are shorter in one batch than in another are padded with NaN."""
     most = tuple(max(sizes) for sizes in zip(*(part.mean.shape[1:-1] for part in parts), strict=True))
     return combine([combine([part], lambda values: _padded(values[0], most)) for part in parts], torch.cat)
 
@@ -386,7 +386,7 @@ def _by_output(name: str, values: Tensor, shape: torch.Size) -> dict[str, Tensor
 
 
 def _answers(u: Uncertainty, rows: int) -> list[Column]:
-    """What is predicted, for a table: a class with its probability, or numbers with bounds."""
+    """The predictions, as columns of a table: a class with its probability, or numbers with bounds."""
 
     def several(values: Tensor) -> tuple[str, ...]:
         return tuple(listing(numbers(row), 3) for row in values.tolist())
@@ -416,7 +416,7 @@ def _answers(u: Uncertainty, rows: int) -> list[Column]:
     return [*columns, Column("probability", tuple(probability_text(*pair) for pair in pairs))]
 
 
-MAX_STD = 0.5  # no probability has a larger standard deviation; where one comes out, to first order, nothing is known
+MAX_STD = 0.5  # no probability has a larger standard deviation; a larger first-order value says nothing
 
 
 def probability_text(probability: float, std: float = math.nan) -> str:
@@ -432,14 +432,14 @@ def probability_text(probability: float, std: float = math.nan) -> str:
 
 
 def frame(columns: Mapping[str, Sequence[Tensor | list[str]]]) -> pandas.DataFrame:
-    """A data frame from columns that come in pieces.
+    """Make a data frame from columns given in pieces.
 
     Examples:
         >>> frame({"index": [torch.tensor([3]), torch.tensor([5])], "word": [["a"], ["b"]]})["index"].tolist()
         [3, 5]
     """
     try:
-        import pandas  # an extra: only tables need it
+        import pandas  # an extra: needed only for tables
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("expected pandas for a table. Install it: pip install 'whence[report]'.") from error
 
@@ -452,7 +452,7 @@ def frame(columns: Mapping[str, Sequence[Tensor | list[str]]]) -> pandas.DataFra
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing worth knowing about a fit: a name, its value, and a sentence.
+    """One fact about a fit: a name, its value, and a sentence.
 
     Examples:
         >>> Finding("ridge", 1.0, "lambda on the sum scale").words
@@ -487,7 +487,7 @@ class Diagnostics(Shown):
         return iter(self.findings)
 
     def __getitem__(self, name: str) -> float | str:
-        """The value of the first finding of that name."""
+        """The value of the first finding with that name."""
         return {one.name: one.value for one in reversed(self.findings)}[name]
 
     def __repr__(self) -> str:
@@ -503,7 +503,7 @@ class Diagnostics(Shown):
 
 
 def findings_table(diagnostics: Diagnostics, title: str) -> Table:
-    """Name, value and meaning of each finding; a value that is text and has no sentence stands in its place."""
+    """Name, value and meaning of each finding. A text value without a sentence takes the place of the sentence."""
     only_text = [isinstance(one.value, str) and not one.words for one in diagnostics]
     pairs = list(zip(diagnostics, only_text, strict=True))
     values = tuple("" if alone else one.shown for one, alone in pairs)

@@ -1,7 +1,7 @@
-"""Scikit-learn estimators that know how uncertain they are, and why.
+"""Scikit-learn estimators whose predictions come with uncertainties and reasons.
 
-A small network is trained to the optimum of its penalised loss, and `whence` is fitted to it: two lines for what a
-table of numbers needs.
+A small network is trained to the optimum of its penalised loss, and `whence` is fitted to it. Meant for tables of
+numbers.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ except ModuleNotFoundError as error:
 
 Array = NDArray[Any]
 
-TOLERANCE = 1e-7  # largest gradient, over the number of examples, at which training ends
+TOLERANCE = 1e-7  # training ends when the largest gradient over the number of examples is this small
 
 
 class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no annotations
-    """What regressor and classifier share."""
+    """Shared by regressor and classifier."""
 
     tracer_: Tracer
     network_: nn.Module
@@ -60,14 +60,14 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
         self.random_state = random_state
 
     def uncertainty(self, X: Any) -> Uncertainty:
-        """Predictions with all variances, as `Tracer.predict` gives them."""
+        """Predictions with all variances, as in `Tracer.predict`."""
         check_is_fitted(self)
         return self.tracer_.predict(self._inputs(X))
 
     def explain(self, X: Any, level: float = 0.95, top: int = 5) -> Explanation:
-        """For each row whether to trust the prediction, and if not, whether labels or data are the cause.
+        """Say for each row whether to trust the prediction, and if not, whether labels or data are the cause.
 
-        Training examples go by their row in the `X` of `fit`. See `Tracer.explain`.
+        Training examples are given by their row in the `X` of `fit`. See `Tracer.explain`.
         """
         check_is_fitted(self)
         return self.tracer_.explain(self._inputs(X), level, top)
@@ -88,7 +88,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
         sizes = pairwise((x.shape[1], *self.hidden_layer_sizes, outputs))
         layers = [(nn.Linear(*size, dtype=torch.float64, device="cpu"), nn.Tanh()) for size in sizes]
         spread = _spread(x)
-        # All outputs share one scale, so that squared errors in their own units are those of the network but for it.
+        # All outputs share one scale, so that squared errors in their own units equal the network's up to that scale.
         scale = 1.0 if classes else float(_spread((y - y.mean(0)).reshape(-1, 1)))
         units = [] if classes else [Units(y.mean(0), scale)]
         network = nn.Sequential(Units(-x.mean(0) / spread, 1 / spread), *chain(*layers[:-1]), layers[-1][0], *units)
@@ -112,7 +112,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
             [(x, y)],
             "categorical" if classes else "gaussian",
             self.structure,
-            ridge=self.ridge * scale**2,  # errors in units of the targets, squared
+            ridge=self.ridge * scale**2,  # squared errors are in squared units of the targets
             progress=False,
             execution=Execution(distributed=False),
         )
@@ -121,19 +121,20 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
 class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]  # no annotations there
     """A network for regression whose predictions come with standard deviations and reasons.
 
-    Inputs and targets are scaled inside. The network is trained by L-BFGS on the sum of squared errors (in units of the
-    targets' variance) plus `ridge` ||w||^2, and `whence` uses that same ridge.
+    Inputs and targets are scaled internally. The network is trained by L-BFGS on the sum of squared errors (in units of
+    the targets' variance) plus `ridge` ||w||^2, and `whence` uses the same ridge.
 
     Args:
         hidden_layer_sizes: widths of the hidden layers, with tanh.
         ridge: lambda; the larger, the smoother.
         structure: as for `whence.fit`; "exact" while examples times outputs, or weights, are some thousands.
-        max_iter: of L-BFGS. `tracer_.diagnostics` says how far from the optimum training ended ("Newton change").
-        random_state: a seed, for the first weights.
+        max_iter: most iterations of L-BFGS. `tracer_.diagnostics` says how far from the optimum training ended ("Newton
+            change").
+        random_state: seed of the initial weights.
 
     Attributes:
         tracer_: a `whence.Tracer`, for everything else: attributions, what-if, suggestions, diagnostics. It takes
-            tensors of rows as they were given to `fit`. The training set is kept with it.
+            tensors of rows as they were passed to `fit`. It keeps the training set.
         network_: the trained network, in the units of inputs and targets.
         n_iter_: iterations of L-BFGS.
 
@@ -157,15 +158,15 @@ class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]  # no ann
         return self
 
     def predict(self, X: Any, return_std: bool = False, estimator: str = "hec3") -> Array | tuple[Array, Array]:
-        """Predictions, with their standard deviations if `return_std`.
+        """Predict, with standard deviations if `return_std`.
 
-        The deviations are of the regression function, had the training set been another one: the noise of a new
-        observation comes on top.
+        The standard deviations are those of the regression function over other training sets. The noise of a new
+        observation comes in addition.
 
         Args:
             X: (m, i) inputs.
             return_std: whether to return standard deviations too.
-            estimator: of the variance: "hec3", "ho" or another one of `whence.Uncertainty`.
+            estimator: estimator of the variance: "hec3", "ho" or another one of `whence.Uncertainty`.
         """
         if not return_std:
             return self._shaped(self._outputs(X))
@@ -177,7 +178,7 @@ class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]  # no ann
         return found[:, 0] if self._flat else found
 
     def __sklearn_tags__(self) -> Any:
-        """Several outputs are welcome."""
+        """Allow several outputs."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
@@ -186,8 +187,8 @@ class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]  # no ann
 class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]  # no annotations there
     """A network for classification whose probabilities come with standard deviations and reasons.
 
-    Inputs are scaled inside. The network is trained by L-BFGS on the sum of cross-entropies plus `ridge` / 2 ||w||^2,
-    and `whence` uses that same ridge. Arguments and attributes are those of `WhenceRegressor`.
+    Inputs are scaled internally. The network is trained by L-BFGS on the sum of cross-entropies plus
+    `ridge` / 2 ||w||^2, and `whence` uses the same ridge. Arguments and attributes are those of `WhenceRegressor`.
 
     Attributes:
         classes_: labels, in the order of the columns of `predict_proba`.
@@ -228,7 +229,7 @@ class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]  # no a
         Args:
             X: (m, i) inputs.
             return_std: whether to return standard deviations too, by the delta method.
-            estimator: of the variance: "hec3", "ho" or another one of `whence.Uncertainty`.
+            estimator: estimator of the variance: "hec3", "ho" or another one of `whence.Uncertainty`.
         """
         if not return_std:
             chances: Array = self._outputs(X).softmax(1).numpy()
@@ -238,6 +239,6 @@ class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]  # no a
 
 
 def _spread(values: Tensor) -> Tensor:
-    """Standard deviations, with one in the place of zero: what does not vary needs no scale."""
+    """Standard deviations, with zero replaced by one: a constant needs no scale."""
     spread = (values - values.mean(0)).square().mean(0).sqrt()
     return torch.where(spread > 1e-12, spread, torch.ones_like(spread))

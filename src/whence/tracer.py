@@ -47,10 +47,10 @@ from whence.trust import Trust, assess
 if TYPE_CHECKING:
     import pandas
 
-MAX_SKETCH_BYTES = 64 * 2**20  # of the random signs of one chunk
+MAX_SKETCH_BYTES = 64 * 2**20  # of the random signs in one chunk
 
 OutputChoice = Literal["all", "predicted"] | tuple[int, ...] | int
-"""Outputs to predict: all, that of the predicted class, some by their positions, or so many random sketches of all."""
+"""Outputs to predict: all, that of the predicted class, some by position, or a number of random sketches of all."""
 
 
 def read_outputs(given: Any) -> OutputChoice:
@@ -83,7 +83,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def output_positions(choice: str | tuple[int, ...], likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    """(N, c) which of outputs (N, k) are chosen."""
+    """(N, c) positions of the chosen outputs among outputs (N, k)."""
     n, k = outputs.shape
     if choice == "predicted":
         return likelihood.predicted(outputs).unsqueeze(1)
@@ -99,7 +99,7 @@ def output_positions(choice: str | tuple[int, ...], likelihood: Likelihood, outp
 class Tracer(Fitted):
     """A trained network with its curvature and the weights of its training examples. Made by `whence.fit`.
 
-    `predict` gives variances; the other methods trace them to training examples and say what to do.
+    `predict` returns variances. The other methods trace them to training examples and say what to do.
     """
 
     @property
@@ -109,7 +109,7 @@ class Tracer(Fitted):
 
     @property
     def ridge_path(self) -> RidgePath | None:
-        """The leave-one-out error over ridges, when the ridge was chosen by it."""
+        """The leave-one-out error for each ridge tried, if the ridge was chosen by it."""
         return self.bread.path
 
     def predict(
@@ -120,18 +120,18 @@ class Tracer(Fitted):
         outputs: Literal["all", "predicted"] | Sequence[int] | int | None = None,
         generator: torch.Generator | None = None,
     ) -> Uncertainty:
-        """Predictions with variances, for one batch or for all batches of a loader.
+        """Predict with variances, for one batch or for all batches of a loader.
 
         Args:
             x: a batch as in training (a tensor, a tuple of positional inputs, a dict of keyword inputs), or a loader
                 or list of batches. Targets that come with the inputs are ignored.
-            covariance: compute covariances between outputs at once, or only when they are asked for; by default at
-                once where that costs little. Later the inputs are read again, and refused where they changed.
-            outputs: which to look at, since each costs a backward pass: "all"; "predicted", that of the predicted class
-                alone; a list of positions; or a number of random sketches, whose `trace` and `trace_error` estimate
-                the total variance of all outputs without bias. By default all, or the predicted class where the fit
-                itself did not look at all outputs.
-            generator: of the sketches' random signs; by default one with seed 0.
+            covariance: compute covariances between outputs now, or only when they are used. By default now if that
+                costs little. If computed later, the inputs are read again, and must not have changed.
+            outputs: which outputs to use, since each costs a backward pass: "all"; "predicted", only that of the
+                predicted class; a list of positions; or a number of random sketches, whose `trace` and `trace_error`
+                estimate the total variance of all outputs without bias. By default all, or the predicted class if the
+                fit itself did not use all outputs.
+            generator: draws the random signs of the sketches; by default one with seed 0.
         """
         choice = self._output_choice(outputs)
         draw = generator or torch.Generator("cpu").manual_seed(0)
@@ -161,7 +161,7 @@ class Tracer(Fitted):
         return replace(found, later=covariances if later else None)
 
     def _output_choice(self, outputs: Any) -> OutputChoice | None:
-        """Which outputs to predict; `None` for all of them, where no views of the outputs are needed."""
+        """The outputs to predict; `None` for all of them if no views of the outputs are needed."""
         choice, problem = None if outputs is None else read_outputs(outputs), self.problem
         if problem.sketch is not None and choice is None:
             return "predicted" if problem.likelihood.has_classes and problem.likelihood.couples_outputs else "all"
@@ -170,7 +170,7 @@ class Tracer(Fitted):
         return choice or "all"
 
     def _all_outputs(self, inputs: Inputs, where: str, full: bool) -> Uncertainty:
-        """Covariances of all outputs of a batch, or their variances alone."""
+        """Covariances of all outputs of a batch, or only their variances."""
         shift = None
         if full:
             try:
@@ -201,7 +201,7 @@ class Tracer(Fitted):
     def _chosen_outputs(
         self, inputs: Inputs, where: str, choice: OutputChoice, covariance: bool, generator: torch.Generator
     ) -> Uncertainty:
-        """Variances of some outputs of a batch, or of random sketches of all, at every position."""
+        """Variances of some outputs of a batch, or of random sketches of all outputs, at every position."""
         likelihood, outputs = self.problem.likelihood, self._shaped_outputs(inputs, where)
         *shape, k = outputs.shape
         if isinstance(choice, int):
@@ -239,7 +239,7 @@ class Tracer(Fitted):
     def _sketched_variances(
         self, sketches: int, inputs: Inputs, outputs: Tensor, generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """v^T C v (m, t, s) of random signs v, one position after the other: its mean is the trace of C."""
+        """v^T C v (m, t, s) for random signs v, one position at a time; its mean is the trace of C."""
         k, m = outputs.shape[-1], len(outputs)
         rows = max(1, MAX_SKETCH_BYTES // (k * sketches * outputs.element_size()))
         parts = []
@@ -254,7 +254,7 @@ class Tracer(Fitted):
         return combine(parts, torch.cat)
 
     def _view_variances(self, view: OutputView, full: bool) -> dict[str, Tensor]:
-        """Covariances (m, c, c) of what a view of some inputs shows; or variances (m, c) alone."""
+        """Covariances (m, c, c) of the outputs in a view, or only their variances (m, c)."""
         if not full and self.sandwich.variances_alone:
             return self._all_estimators(self.sandwich.variances(view)[1], None)
         predicted = self.sandwich.predict(view)
@@ -267,14 +267,14 @@ class Tracer(Fitted):
         if not problem.dense and problem.sketch is None and outputs.shape[1] != problem.k:
             raise ShapeError(f"expected {problem.k} outputs as in training, got {outputs.shape[1]} in {where}.")
         if not self.loo.recenter:
-            return outputs.clone()  # a model may hand out the same tensor again
+            return outputs.clone()  # a model may return the same tensor again
         assert self.step.direction is not None
         return outputs + problem.jacobian().jvp(inputs, self.step.direction.unsqueeze(0))[0]
 
     def _all_estimators(self, found: dict[str, Tensor], shift: Tensor | None) -> dict[str, Tensor]:
-        """Add the estimators that follow from others, to covariances or variances alike.
+        """Add the estimators that follow from others, for covariances or variances.
 
-        The shift (m, k) is sum_i a_i u_i, to centre the jackknife; `None` where it is there already.
+        The shift (m, k) is sum_i a_i u_i, which centres the jackknife; `None` if the jackknife is already there.
         """
         n = self.meats.deletions
         finished = {**found, "hec1": found["hec0"] * self.hc1_factor, "laplace": found["laplace"] * self.noise_scale}
@@ -299,22 +299,23 @@ class Tracer(Fitted):
     def attribute(
         self, x: Any, top: int = 10, *, matrix: bool = False, positions: Positions | None = None, loss: bool = False
     ) -> Attribution:
-        """The training examples that carry the variance of each prediction.
+        """Find the training examples that carry the variance of each prediction.
 
-        HeC3 and Ho are sums over training examples, so each term is that example's share. Costs about one forward and
-        k backward passes over the training set for as many predictions as memory allows at once, and about one forward
-        pass or less a prediction.
+        HeC3 and Ho are sums over training examples, so each term is that example's share. The cost is about one
+        forward and k backward passes over the training set for every group of predictions that fits in memory, and at
+        most about one forward pass per prediction.
 
         Args:
             x: as for `predict`.
             top: how many examples to list for each prediction.
             matrix: also keep the shares of all training examples, m x n for each estimator, and their `alignments`.
-            positions: of a network that answers at several positions, such as tokens: "each", or a list such as
-                [0, -1], makes the predicted class at each of them a prediction of its own, an input's one after the
-                other; `where` says which is which. Without it an input's positions are taken together.
-            loss: attribute the loss of each input, to first order, in place of its prediction: `x` then has targets,
-                as in training. A negative `pull` says that the example lowers this loss; for a language model and an
-                answer, that it makes the answer more likely.
+            positions: for a network with outputs at several positions, such as tokens. "each", or a list such as
+                [0, -1], makes the predicted class at each of them a prediction of its own. They are ordered by input,
+                and `where` holds the input and position of each. By default the positions of an input are taken
+                together.
+            loss: attribute the loss of each input, to first order, instead of its prediction. `x` then needs targets,
+                as in training. A negative `pull` means that the example lowers this loss: for the answer of a language
+                model, that it makes the answer more likely.
 
         Examples:
             >>> import torch, whence
@@ -337,22 +338,22 @@ class Tracer(Fitted):
     def explain(
         self, x: Any, level: float = 0.95, top: int = 5, examples: Sequence[int] | Tensor | None = None
     ) -> Explanation:
-        """Say for each prediction whether it is to be trusted, and if not, whether labels or data are the cause.
+        """Say for each prediction whether to trust it, and if not, whether labels or data are the cause.
 
-        Two numbers settle it, see `Explanation`: `noise`, how much the labels of the training examples around a
-        prediction contradict each other, and `scarcity`, its leverage in a metric without labels over the ordinary
-        one, and for classes its distance from examples with the same answer. They mean the same for every loss and
-        structure. Costs a pass over the training data the first time, and then one to three times `predict` if none of
-        many examples are named.
+        Two numbers decide (see `Explanation`). `noise` is how much the labels of the training examples around a
+        prediction contradict each other. `scarcity` is its leverage, in a metric without labels, relative to an
+        ordinary one; for classes its distance from examples with the same answer counts too. Both mean the same for
+        every loss and structure. The first call costs a pass over the training data. Each call costs one to three
+        times `predict` if there are many training examples and none are named.
 
         Args:
             x: as for `predict`.
             level: one minus the share of ordinary predictions that may be called noisy, or scarce, by chance.
-            top: how many training examples to name for each prediction, which takes a product with all of them. With 0,
-                from 5,000 of them on, the price does not grow with their number. Gradients are then compared along
-                fewer directions, and `noise_p` has the `effective` of an ordinary example: 1 % to 3 % of verdicts
-                differ.
-            examples: (m,) the number of the training example that each input is, -1 for an input that is none. Its own
+            top: how many training examples to name for each prediction, which takes a product with all of them. With 0
+                and more than 5,000 training examples, the cost does not grow with their number. Gradients are then
+                compared along fewer directions, and `noise_p` uses the `effective` of an ordinary example: 1 % to 3 %
+                of verdicts differ.
+            examples: (m,) for inputs that are training examples, their number; -1 for other inputs. An example's own
                 label is then left out of the noise around it.
 
         Examples:
@@ -386,7 +387,7 @@ class Tracer(Fitted):
 
     @cached_property
     def _calibration(self) -> Calibration:
-        """What predictions are compared with; it takes a pass over the training data, once."""
+        """Reference values for explanations; the first use takes a pass over the training data."""
         with using_model(self):
             return Calibration.of(self)
 
@@ -404,16 +405,16 @@ class Tracer(Fitted):
         repeat: Sequence[int] = (),
         relabel: Mapping[int, Any] | None = None,
     ) -> WhatIf:
-        """How predictions and their variances would change with another training set, without training again.
+        """Compute how predictions and their variances would change with another training set, without retraining.
 
-        Exact for the linearized model and squared error. For other losses the changed examples keep their true loss and
-        all others take one Newton step. Examples go by their position in the training set.
+        Exact for the linearized model and squared error. For other losses the changed examples keep their true loss,
+        and all others take one Newton step. Examples are given by their position in the training set.
 
         Args:
             x: as for `predict`.
             remove: examples to leave out.
-            repeat: examples to count once more; named twice, twice more.
-            relabel: new targets of some examples.
+            repeat: examples to count once more; list one twice to count it twice more.
+            relabel: new targets, by example.
 
         Examples:
             >>> import torch, whence
@@ -446,17 +447,17 @@ class Tracer(Fitted):
         augment: Callable[[Any], Any] | None = None,
         copies: int = 8,
     ) -> Suggestion:
-        """What to do next: labels to check first, or inputs to label first.
+        """Suggest what to do next: labels to check first, or inputs to label first.
 
         Args:
-            budget: how many.
-            pool: inputs without labels, as for `predict`. Chosen are those whose labels would take away most of the
-                total variance, one after the other, so that copies are not chosen twice. Without a pool, training
-                examples are listed by how doubtful their labels are.
-            test: inputs whose variance is to fall, if not that of the pool.
-            augment: from the inputs of a training batch to changed ones, at random, as the network was trained. Labels
-                to check are then judged by several copies of each input, which finds more wrong ones; for classes.
-            copies: how many.
+            budget: how many to suggest.
+            pool: inputs without labels, as for `predict`. Those whose labels would reduce the total variance most are
+                chosen one after the other, so that copies are not chosen twice. Without a pool, training examples are
+                listed by how doubtful their labels are.
+            test: inputs whose variance should fall; by default those of the pool.
+            augment: maps the inputs of a training batch to randomly changed ones, as in training. Labels to check are
+                then judged by several copies of each input, which finds more wrong ones. For classes only.
+            copies: how many copies.
 
         Examples:
             >>> import torch, whence
@@ -483,18 +484,18 @@ class Tracer(Fitted):
     def trust(
         self, x: Any = None, sample: int = 16, seed: int = 0, *, tolerance: float = 0.02, seconds: float = 60.0
     ) -> Trust:
-        """How far to trust this fit: the structure, the optimum, the linearization, lambda, each with a plain sentence.
+        """Check how far to trust this fit: structure, optimum, linearization, lambda, each with a plain sentence.
 
-        The exact curvature is solved with for a sample of predictions, matrix-free: a solve takes some tens of times
-        the cost of training gradients. Variances along one random mixture of outputs of each prediction are compared
-        with those of the fit.
+        For a sample of predictions, systems with the exact curvature are solved matrix-free; a solve costs some tens of
+        times as much as the training gradients. Variances along one random mixture of each prediction's outputs are
+        compared with those of the fit.
 
         Args:
-            x: inputs to look at, as for `predict`; training inputs if there are none.
-            sample: how many of them, at random.
-            seed: of the sample.
-            tolerance: relative residual at which exact solves stop; variances are then right to about as much.
-            seconds: after which they stop where they are, and the checks say so.
+            x: inputs to check, as for `predict`; by default training inputs.
+            sample: how many of them to draw at random.
+            seed: seed of the sample.
+            tolerance: relative residual at which exact solves stop; the relative error of variances is then similar.
+            seconds: time limit of the solves. If they stop early, the checks say so.
 
         Examples:
             >>> import torch, whence
@@ -508,26 +509,26 @@ class Tracer(Fitted):
         return assess(self, x, sample, seed, tolerance, seconds)
 
     def training_frame(self, test: Any = None) -> pandas.DataFrame:
-        """One row for each training example, to find out which of them matter and which labels to doubt.
+        """Return one row for each training example, to find which of them matter and which labels to doubt.
 
         Columns: `leverage` (trace of the hat block), `residual` and `loo_residual` (norms), `cook` (Cook's distance
-        u^T Q u / (dof s^2): how far the fit moves without the example), `suspicion` (how little the label fits what the
-        others say: size of the studentized residual, (e^T u / s^2)^1/2, for squared error, and 1 - p of the
-        label at the prediction without the example for classes) and `suspect_rank` (1 for the label to doubt first:
-        by `suspicion`, or, for classes that the network has not learned by heart, by its own loss). Rows are in the
-        order of the training data; `.sort_values("suspect_rank")` puts the most doubtful label first.
+        u^T Q u / (dof s^2): how far the fit moves without the example), `suspicion` (how badly the label fits the other
+        examples: the size of the studentized residual, (e^T u / s^2)^1/2, for squared error; 1 - p of the label in the
+        prediction without the example for classes) and `suspect_rank` (1 for the most doubtful label: by `suspicion`,
+        or, for classes that the network has not memorised, by its own loss). Rows are in the order of the training
+        data; `.sort_values("suspect_rank")` puts the most doubtful label first.
 
-        `label` is the label itself, and `suggested` what the fit without the example predicts in its place: the most
-        probable class with its `suggested_probability`, or a number with the standard deviation `suggested_std` of an
-        observation around it. Classes are numbers from 0, and those of trees have their names. With several numbers or
-        several yes-or-no outputs there are columns `label_0`, `label_1`, ...; for a loss of one's own, or at several
-        positions, there are none.
+        `label` is the label itself. `suggested` is what the fit without the example predicts instead: the most probable
+        class with its `suggested_probability`, or a number with the standard deviation `suggested_std` of an
+        observation around it. Classes are numbered from 0; classes of trees have their names. With several numbers or
+        several yes-or-no outputs the columns are `label_0`, `label_1`, ...; they are missing for a custom loss and for
+        outputs at several positions.
 
-        With `test` also `test_influence`, the root mean square over its predictions of |f(x) - f_(-i)(x)|, and
-        `test_share`, the example's share of their HeC3.
+        `test` adds `test_influence`, the root mean square over its predictions of |f(x) - f_(-i)(x)|, and `test_share`,
+        the example's share of their HeC3.
 
         Args:
-            test: inputs as for `predict`, whose predictions the examples may have moved.
+            test: inputs as for `predict`, on whose predictions the influence is measured.
 
         Examples:
             >>> import torch, whence
@@ -548,11 +549,11 @@ class Tracer(Fitted):
         return training_frame(self, moved)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fit to one file, which `whence.load` reads; the name may end in anything, `.whence` say.
+        """Write the fit to one file, which `whence.load` reads. The name may have any ending, such as `.whence`.
 
-        The file holds numbers and words only, in the format of safetensors: no model, no training data, no code. It
-        takes the place of an older one once all of it is on the disk. A likelihood of your own is not in it, and is
-        handed to `whence.load` again; a structure of your own cannot be saved.
+        The file holds only numbers and words, in the safetensors format: no model, no training data, no code. It
+        replaces an older file only once all of it is on disk. Your own likelihood is not saved: pass it to
+        `whence.load` again. Your own structure cannot be saved.
         """
         save(self, self.step, self.diagnostics, Path(path))
 
@@ -567,26 +568,26 @@ class Tracer(Fitted):
         table: Any = None,
         **options: Any,
     ) -> Path:
-        """Write one HTML file that says which predictions are uncertain, why, and what to do about it.
+        """Write an HTML file that says which predictions are uncertain, why, and what to do about it.
 
-        It needs no network and no other file. `docs/report.md` shows what is in it.
+        It needs no network and no other file. `docs/report.md` shows its contents.
 
         Args:
             path: the file to write.
-            test: inputs as for `predict`; with targets, as (inputs, targets) or a loader of such pairs, the report also
+            test: inputs as for `predict`. With targets, as (inputs, targets) or a loader of such pairs, the report also
                 marks right and wrong predictions and draws calibration and risk-coverage curves.
-            names: of the classes, or of the outputs.
+            names: names of the classes, or of the outputs.
             images: how to show inputs as pictures: (m, h, w) or (m, c, h, w) of the test inputs, a pair of such arrays
                 for test and training inputs, or a function that makes them from a batch of inputs.
             texts: the same for texts, or for lists of (token, weight) pairs.
             table: the same for rows of a table: a data frame, a dict of columns, or an array.
             **options: `ids` (a name for each prediction, or a pair of such lists for predictions and training
-                examples), `title`, `about` (paragraphs below the answer), `sections` (parts of your own, see
-                `whence.report`), `trust` (of `Tracer.trust`), `level` (of the verdicts, 0.95), `examples` (as for
-                `explain`) and `traced` (how many predictions are traced to training examples, 500).
+                examples), `title`, `about` (paragraphs below the answer), `sections` (your own parts, see
+                `whence.report`), `trust` (the result of `Tracer.trust`), `level` (of the verdicts, 0.95), `examples`
+                (as for `explain`) and `traced` (how many predictions to trace to training examples, 500).
 
         Returns:
-            Where the file is.
+            The path of the file.
 
         Examples:
             >>> import tempfile, torch, whence

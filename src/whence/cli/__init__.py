@@ -9,9 +9,9 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line on what stands after `whence`, and leave the program with its exit code."""
+    """Run the command line with the given arguments, and exit with its exit code."""
     try:
-        from whence.cli.app import app  # late, so that a missing extra is reported in a sentence
+        from whence.cli.app import app  # imported late, so that a missing extra is reported in a sentence
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing not in ("typer", "rich"):

@@ -1,7 +1,7 @@
 """The program: its commands, and those of the experiments: the demonstration, and tables and figures of the paper.
 
-Experiments announce themselves as entry points of the group `whence.experiments`, each a function of a list of
-arguments, so that the library knows none of them.
+Experiments are registered as entry points of the group `whence.experiments`, each a function of a list of arguments.
+The library knows none of them.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def reproduce(
         stop(f"{name!r} needs {error.name}. Install it with: {INSTALL}", LACKING)
     try:
         run(list(context.args))
-    except SystemExit as end:  # argparse leaves by itself, after its own message
+    except SystemExit as end:  # argparse exits by itself, after its own message
         raise typer.Exit(end.code if isinstance(end.code, int) else 1) from None
 
 

@@ -1,8 +1,7 @@
-"""What all commands share: options, printing for people or scripts, and errors as messages with exit codes.
+"""Shared by all commands: options, printing for people or scripts, and errors as messages with exit codes.
 
-Exit codes: 0 done; 1 a fault of whence itself, or a self-check that failed; 2 an option, a file, a column or a model
-cannot be used; 3 a package, memory or disk space is missing; 130 interrupted; 141 nobody reads the output any more, as
-after `| head`.
+Exit codes: 0 done; 1 a bug in whence, or a failed self-check; 2 an option, a file, a column or a model cannot be used;
+3 a package, memory or disk space is missing; 130 interrupted; 141 the output is no longer read, as after `| head`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ R = TypeVar("R")
 
 
 def one_of(choices: Any, about: str) -> Any:
-    """An option with one of the values of a `Literal`, which asks back where another value is near one of them."""
+    """An option with one of the values of a `Literal`, which suggests the nearest value for a wrong one."""
     known = get_args(choices)
 
     def parse(given: str) -> str:
@@ -60,13 +59,13 @@ Report = Annotated[Path | None, Option("--out", "-o", help="The HTML report to w
 
 
 def stop(message: str, code: int = UNUSABLE) -> NoReturn:
-    """Print why, and exit."""
+    """Print the reason, and exit."""
     Console(stderr=True).print(f"[bold red]whence:[/] {escape(message)}", soft_wrap=True, highlight=False)
     raise typer.Exit(code)
 
 
 def check_writable(*files: Path | None, read: Sequence[Path | None] = ()) -> None:
-    """Exit before any work where a file could not be written, or is one of those that are read."""
+    """Exit before any work if a file could not be written, or is one of those that are read."""
     for file in filter(None, files):
         if not file.parent.is_dir():
             stop(f"expected a folder that exists, got {file.parent}. Make it first: mkdir -p {file.parent}")
@@ -77,7 +76,7 @@ def check_writable(*files: Path | None, read: Sequence[Path | None] = ()) -> Non
 
 
 def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn what a command raises into a message and an exit code."""
+    """Turn exceptions of a command into a message and an exit code."""
 
     @functools.wraps(command)
     def run(*arguments: P.args, **options: P.kwargs) -> R:
@@ -89,7 +88,7 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
         except (typer.Exit, typer.Abort):
             raise
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in the buffer goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what is still in the buffer
             raise typer.Exit(UNREAD) from None
         except Exception as error:
             stop(*_message(error))
@@ -98,7 +97,7 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _message(error: Exception) -> tuple[str, int]:
-    """What to say about an error, and the exit code; a traceback is printed where whence is to blame."""
+    """The message for an error, and the exit code; a traceback is printed for bugs in whence."""
     said = str(error)
     if isinstance(error, (TooLargeError, MemoryError)):
         return said or "there is not enough memory. Take fewer rows, or --structure core.", LACKING
@@ -116,22 +115,22 @@ def _message(error: Exception) -> tuple[str, int]:
 
 
 class PipedConsole(Console):
-    """A console that leaves it to `handle_errors` what happens when nobody reads its output any more."""
+    """A console that leaves it to `handle_errors` what happens if its output is no longer read."""
 
     def on_broken_pipe(self) -> None:
-        """Raise what rich would turn into an exit."""
+        """Raise instead of exiting, as rich would."""
         raise BrokenPipeError
 
 
 class Output:
-    """Prints text for people, or nothing but one JSON object for scripts, at the end."""
+    """Prints text for people, or only one JSON object for scripts, at the end."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
         self.console = PipedConsole(quiet=as_json, highlight=False)
 
     def fact(self, name: str, words: str) -> None:
-        """One line of a summary: a name and what is to be said."""
+        """Print one line of a summary: a name and its text."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", width=9)
         grid.add_column(overflow="fold")
@@ -139,20 +138,20 @@ class Output:
         self.console.print(grid)
 
     def notes(self, notes: Iterable[str]) -> None:
-        """Notes, one below the other."""
+        """Print notes, one per line."""
         for note in notes:
             self.fact("Note", note)
 
     def say(self, words: str = "") -> None:
-        """A paragraph."""
+        """Print a paragraph."""
         self.console.print(escape(words))
 
     def head(self, words: str) -> None:
-        """A line above a table."""
+        """Print a line above a table."""
         self.console.print(f"\n[bold]{escape(words)}[/]")
 
     def rows(self, rows: Iterable[Sequence[Any]], heads: Sequence[str] = (), right: Sequence[int] = ()) -> None:
-        """A table without lines."""
+        """Print a table without lines."""
         table = Table(box=None, pad_edge=False, show_header=bool(heads), header_style="dim", padding=(0, 2, 0, 0))
         cells = [[Text(figure(cell) if isinstance(cell, float) else str(cell)) for cell in row] for row in rows]
         for index, name in enumerate(heads or [""] * max(map(len, cells), default=0)):
@@ -162,20 +161,20 @@ class Output:
         self.console.print(Padding(table, (0, 0, 0, 2)))
 
     def files(self, files: Mapping[str, Path | None]) -> None:
-        """Where something was written; never broken into two lines, so that it can be copied."""
+        """Print where files were written, each on one line, so that it can be copied."""
         for name, path in files.items():
             if path is not None:
                 name = "All rows" if name == "csv" else name.capitalize()
                 self.console.print(f"[bold]{name:<9}[/]  {escape(str(path))}", soft_wrap=True)
 
     def finish(self, content: Any) -> None:
-        """The JSON object, where it was asked for."""
+        """Print the JSON object, if requested."""
         if self.as_json:
             print(json.dumps(jsonable(content), ensure_ascii=False, indent=1), flush=True)
 
 
 def jsonable(value: Any) -> Any:
-    """What JSON can hold: no NaN, no arrays, no paths.
+    """Convert to what JSON can hold: no NaN, no arrays, no paths.
 
     Examples:
         >>> jsonable({"a": float("nan"), "b": (1, Path("x"))})
@@ -193,7 +192,7 @@ def jsonable(value: Any) -> Any:
 
 
 def figure(value: float) -> str:
-    """A number for people.
+    """Format a number for people.
 
     Examples:
         >>> figure(0.81234), figure(48123.4), figure(3.0), figure(0.000123)

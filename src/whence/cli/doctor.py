@@ -1,7 +1,7 @@
 """`whence doctor`: what is installed, what the machine has, and whether the estimators are right on it.
 
-The self-check compares with fractions worked out by hand, for three examples x = 1, 2, 2 with targets y = 1, 2, 3 and
-the model y = w x with sum of squared errors + lambda w^2:
+The self-check compares with fractions computed by hand, for three examples x = 1, 2, 2 with targets y = 1, 2, 3 and the
+model y = w x with sum of squared errors + lambda w^2:
 
     lambda = 0: F = 9, w = 11/9, residuals -2/9, -4/9, 5/9, leverages 1/9, 4/9, 4/9, left out -1/4, -4/5, 1.
     lambda = 1: F = 10, w = 11/10, residuals -1/10, -2/10, 8/10, leverages 1/10, 4/10, 4/10, left out -1/9, -1/3, 4/3.
@@ -38,9 +38,9 @@ EXTRAS = {
 
 @handle_errors
 def doctor(as_json: AsJson = False) -> None:
-    """Tell versions, devices and extras, and check the estimators against numbers worked out by hand.
+    """Show versions, devices and extras, and check the estimators against numbers computed by hand.
 
-    The exit code is 0 where all checks pass and 1 where one fails.
+    The exit code is 0 if all checks pass and 1 if one fails.
 
     Examples: `whence doctor`, `whence doctor --json`
     """
@@ -84,7 +84,7 @@ BY_HAND = {  # variances at x = 1 and the largest leverage, by lambda
 
 
 def self_check(device: torch.device) -> list[dict[str, Any]]:
-    """Fit the three examples in several ways, and compare; numbers pass that agree to ten digits."""
+    """Fit the three examples in several ways, and compare; numbers must agree to ten digits."""
     ways: list[tuple[str, int, str | whence.Structure]] = [
         ("exact, primal", 0, whence.Exact(road="primal")),
         ("exact, dual", 1, whence.Exact(road="dual")),

@@ -1,4 +1,4 @@
-"""`whence fit`: fit a network that a Python file defines, or a causal language model in a folder with its texts.
+"""`whence fit`: fit a network defined by a Python file, or a causal language model in a folder with its texts.
 
 Both are a source of a model, its data and options of `whence.fit`: `SpecFile` and `TextFolder`.
 """
@@ -29,9 +29,9 @@ from whence.tabular.fitted import FIT, check_folder, read_description, replacing
 FORMAT, VERSION, DESCRIPTION = "whence spec", 1, "spec.json"
 SUSPECTS = 10  # texts that are listed
 SHOWN = 60  # characters of a text that are printed
-# Why, where no structure was asked for.
+# Shown if no structure was given.
 CORE = "a core was taken: of texts it attributes better than a sketch, which --structure sketch gives in less time"
-SAMPLE, SECONDS = 8, 20.0  # predictions that trust is about, and how long it may take
+SAMPLE, SECONDS = 8, 20.0  # predictions checked by trust, and its time limit
 
 
 @console.handle_errors
@@ -53,13 +53,13 @@ def fit(
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
 ) -> None:
-    """Fit a network of your own, defined by a Python file, which is run; or a language model and its texts.
+    """Fit your own network, defined by a Python file, which is run; or a language model and its texts.
 
-    The file defines `model()`, which returns the trained network, `train_loader()` with the data it was
-    trained on, and perhaps `test_loader()`, which the report is about, and `fit_options()`, a dict of
-    arguments of whence.fit; what is given here wins.
+    The file defines `model()`, which returns the trained network, and `train_loader()` with the data it was
+    trained on. It may define `test_loader()`, for the report, and `fit_options()`, a dict of arguments of
+    whence.fit; options given here take precedence.
 
-    Of a language model, saved by Hugging Face's save_pretrained together with its tokenizer, the linear layers are
+    For a language model, saved by Hugging Face's save_pretrained together with its tokenizer, the linear layers are
     fitted. Each line of the JSONL file has a "text", or a "prompt" and a "completion". The most doubtful texts are
     listed.
 
@@ -112,7 +112,7 @@ def fit(
 def _print_fit(
     output: Output, tracer: whence.Tracer, trust: whence.Trust | None, suspects: list[dict[str, Any]], notes: list[str]
 ) -> dict[str, Any]:
-    """What the fit found, for people, and for scripts what is returned."""
+    """Print the results of the fit for people, and return them for scripts."""
     found = {one.name: one for one in tracer.diagnostics}["trust"]
     findings = [one for one in tracer.diagnostics if one.name not in ("note", "trust")]
     notes = notes + [str(one.value) for one in tracer.diagnostics if one.name == "note"]
@@ -142,7 +142,7 @@ def _print_fit(
 
 
 def write_report(tracer: whence.Tracer, out: Path, inputs: Any, trust: whence.Trust | None = None) -> None:
-    """Write the report on all inputs, which are counted from one, as by the other commands."""
+    """Write the report on all inputs, numbered from one, as by the other commands."""
     rows = len(tracer.predict(inputs))
     tracer.report(out, inputs, ids=[f"row {row}" for row in range(1, rows + 1)], trust=trust)
 
@@ -167,7 +167,7 @@ def load_fit(folder: Path, spec: Path | None, progress: bool) -> tuple[whence.Tr
 
 
 class SpecFile:
-    """A Python file, which is run, with a network and its data; what goes wrong in it is a fault of that file."""
+    """A Python file, which is run, with a network and its data; errors in it are reported as errors of that file."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -182,7 +182,7 @@ class SpecFile:
             raise InputError(f"expected {path} to define functions model() and train_loader(), got no {missing}.")
 
     def has(self, name: str) -> bool:
-        """Whether it defines a function."""
+        """Whether it defines this function."""
         return callable(getattr(self._module, name, None))
 
     def call(self, name: str) -> Any:
@@ -200,11 +200,11 @@ class SpecFile:
         return model.eval()
 
     def suspects(self, tracer: whence.Tracer) -> list[dict[str, Any]]:
-        """None: what the examples are is the file's."""
+        """Return none: only the file knows what the examples are."""
         return []
 
     def options(self, model: nn.Module) -> dict[str, Any]:
-        """Arguments of `whence.fit`, from `fit_options()` where it is defined."""
+        """Arguments of `whence.fit`, from `fit_options()` if it is defined."""
         found = self.call("fit_options") if self.has("fit_options") else {}
         if not isinstance(found, dict):
             raise InputError(f"expected fit_options() in {self.path} to return a dict, got {type(found).__name__}.")
@@ -217,7 +217,7 @@ class SpecFile:
             raise InputError(f"expected a Python file, named something.py, got {self.path}.")
         module, loader = module_from_spec(found), found.loader
         folder = str(self.path.resolve().parent)
-        sys.path.insert(0, folder)  # so that it imports its neighbours, as it would when run by itself
+        sys.path.insert(0, folder)  # so that it can import its neighbours, as when run by itself
         sys.modules[name] = module  # so that its classes know their module
         try:
             self._run_code(lambda: loader.exec_module(module), "the file")
@@ -237,7 +237,7 @@ class SpecFile:
 
 
 class TextFolder:
-    """The model and the texts that it was trained on, with the methods of a `SpecFile`."""
+    """A model and the texts that it was trained on, with the methods of a `SpecFile`."""
 
     def __init__(self, folder: Path, texts: Path, tokens: int, batch: int) -> None:
         if not (folder / "config.json").is_file():
@@ -260,12 +260,12 @@ class TextFolder:
         return self.batches(self.texts)
 
     def model(self) -> nn.Module:
-        """In evaluation mode, on a GPU if there is one."""
+        """The model in evaluation mode, on a GPU if there is one."""
         found: nn.Module = self._pretrained("AutoModelForCausalLM").eval()
         return found.to("cuda" if torch.cuda.is_available() else "cpu")
 
     def options(self, model: nn.Module) -> dict[str, Any]:
-        """A core of the trainable matrices that are no embedding and no output layer; of all, if there is none."""
+        """A core of the trainable matrices except embeddings and the output layer; of all, if there are no others."""
         tables = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
         head = getattr(model, "get_output_embeddings", lambda: None)()
         tables |= {id(head.weight)} if head is not None else set()
@@ -274,7 +274,7 @@ class TextFolder:
         return {"likelihood": "categorical", "structure": "core", "parameters": inner or list(trainable)}
 
     def suspects(self, tracer: whence.Tracer) -> list[dict[str, Any]]:
-        """The most doubtful texts, counted from one."""
+        """The most doubtful texts, numbered from one."""
         frame = tracer.training_frame().sort_values("suspect_rank").head(SUSPECTS)
         return [
             {"text": int(at) + 1, "suspicion": float(row.suspicion), "begins": beginning(self.texts[int(at)])}
@@ -282,7 +282,7 @@ class TextFolder:
         ]
 
     def batches(self, texts: Sequence[tuple[str, str]]) -> list[dict[str, Tensor]]:
-        """Token numbers with masks and labels; the words of a prompt are no labels. Padded on the right."""
+        """Token numbers with masks and labels, without labels for prompts. Padded on the right."""
         tokenizer = self._pretrained("AutoTokenizer")
         rows = []
         for prompt, text in texts:
@@ -343,7 +343,7 @@ def beginning(pair: tuple[str, str]) -> str:
 
 
 def _number_or_word(given: str | None) -> float | str | None:
-    """A number, or a word that `whence.fit` will judge."""
+    """A number, or a word that `whence.fit` will check."""
     try:
         return None if given is None else float(given)
     except ValueError:

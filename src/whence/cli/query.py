@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SHOWN = 10  # predictions that are printed
 OUTPUTS = 4  # outputs of a prediction that are printed
-MOST_UNCERTAIN = 3  # rows that are explained where none are named
+MOST_UNCERTAIN = 3  # rows that are explained if none are named
 
 Folder = Annotated[Path, Argument(help="A folder written by `whence table --save` or `whence fit --save`.")]
 Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet, for a saved table; new texts; none for a spec.")]
@@ -37,7 +37,7 @@ Spec = Annotated[
     Path | None,
     Option("--spec", help="The Python file that `whence fit` was given, which is run; or the model's folder."),
 ]
-NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")  # of an explanation, that `whence explain` gives
+NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")  # of an explanation, shown by `whence explain`
 VARIANCES = {"ho": "Ho", "hec3": "HeC3"}
 
 
@@ -74,7 +74,7 @@ def predict(
     output.head(f"{len(frame):,} predictions" + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
     means = [name for name in frame.columns if name.startswith("mean_")] if "class" not in frame.columns else []
     wanted = ["row", "class", "prediction", "mean", *means[:OUTPUTS], "lower", "upper", "probability"]
-    wanted += ["probability_std"] if "probability" in frame.columns else ["ho", "hec3"]  # those are of logits
+    wanted += ["probability_std"] if "probability" in frame.columns else ["ho", "hec3"]  # the latter are of logits
     heads = [name for name in (*wanted, "ratio", "verdict") if name in frame.columns]
     right = [index for index, name in enumerate(heads) if name != "verdict"]
     output.rows(frame[heads].head(SHOWN).itertuples(index=False), heads, right)
@@ -151,7 +151,7 @@ def report(
 def _load(
     folder: Path, data: Path | None, spec: Path | None, rows: int, delimiter: str | None, progress: bool
 ) -> SavedNetwork:
-    """Load what was saved, and read the rows or inputs that it is queried about."""
+    """Load what was saved, and read the rows or inputs of the query."""
     if (folder / DESCRIPTION).is_file():
         if data is not None and spec is not None and not spec.is_dir():
             raise InputError(
@@ -174,15 +174,15 @@ def _load(
 
 
 class SavedNetwork:
-    """Inputs of a loader, predicted by the saved fit of a network of the user's own."""
+    """Inputs of a loader, predicted by the saved fit of a user's own network."""
 
     unit, label = "example", "residual"
     variance = "hec3"  # whose shares order training examples
 
     def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
         self.tracer, self.inputs, self.notes, self.stem = tracer, inputs, notes, stem
-        self.examples: Any = range(tracer.problem.n)  # what training examples are called
-        self.impossible: dict[int, str] = {}  # why some inputs cannot be right, which the columns of a table show
+        self.examples: Any = range(tracer.problem.n)  # names of training examples
+        self.impossible: dict[int, str] = {}  # why some inputs cannot be right, from the columns of a table
 
     @cached_property
     def _uncertainty(self) -> whence.Uncertainty:
@@ -190,7 +190,7 @@ class SavedNetwork:
 
     @cached_property
     def _residuals(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of all training examples, as fitted and left out: computed once for all that are named."""
+        """Residuals of all training examples, as fitted and left out, computed once."""
         return self.tracer.residuals, self.tracer.loo_residuals
 
     @property
@@ -200,7 +200,7 @@ class SavedNetwork:
         return known.has_classes and known.couples_outputs and self._uncertainty.chosen is None
 
     def frame(self, verdicts: bool) -> pandas.DataFrame:
-        """What `predict` and `explain` give, side by side."""
+        """The results of `predict` and `explain`, side by side."""
         u = self._uncertainty
         frame = u.to_frame()
         frame.insert(0, "row", range(1, len(frame) + 1))
@@ -218,7 +218,7 @@ class SavedNetwork:
         return frame
 
     def scores(self) -> list[Score]:
-        """None: what the targets mean is the user's."""
+        """Return none: only the user knows what the targets mean."""
         return []
 
     def report(self, out: Path) -> None:
@@ -226,7 +226,7 @@ class SavedNetwork:
         write_report(self.tracer, out, self.inputs)
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
-        """Verdicts, and the training examples with the largest shares; of the most uncertain where none are named."""
+        """Verdicts, and training examples with the largest shares; of the most uncertain rows if none are named."""
         verdicts = self.tracer.explain(self.inputs, top=top)
         numbers = range(1, len(verdicts) + 1)
         return self.explained(verdicts, numbers, choose_places(rows, numbers, str(len(verdicts)), verdicts.hec3), top)
@@ -234,7 +234,7 @@ class SavedNetwork:
     def explained(
         self, verdicts: whence.Explanation, numbers: Any, places: list[int], top: int
     ) -> list[dict[str, Any]]:
-        """What is said of some inputs by their places, which have these numbers."""
+        """The explanations of the inputs at `places`, with their `numbers`."""
         shares = getattr(self.tracer.attribute(self.inputs, top=top), self.variance)
         found = {at: (verdicts.verdicts[at], verdicts.reason(at)) for at in places}
         found |= {at: (CHECK_INPUT, reason) for at, reason in self.impossible.items() if reason}
@@ -264,13 +264,13 @@ class SavedNetwork:
         return ", ".join(number(value, 4) for value in u.mean[at].flatten().tolist())
 
     def left_out(self, example: int) -> dict[str, str]:
-        """The label of a training example, or its residual, and what the fit without it says in its place."""
+        """The label of a training example, or its residual, and what the fit without it predicts instead."""
         residual, left_out = (number(float(one[example].norm())) for one in self._residuals)
         return {"label": residual, "without": left_out}
 
 
 class SavedTexts(SavedNetwork):
-    """New texts, and the training texts behind what a language model predicts in them; all are counted from one."""
+    """New texts, and the training texts behind a language model's predictions in them; all are numbered from one."""
 
     unit, label = "text", "begins"
     variance = "ho"  # finds the texts behind an answer; those of HeC3 are texts that nobody could predict
@@ -283,11 +283,11 @@ class SavedTexts(SavedNetwork):
         self.texts, self.new, self.examples = source.texts, new, range(1, len(source.texts) + 1)
 
     def describe(self, at: int) -> str:
-        """How a text begins."""
+        """The beginning of a text."""
         return beginning(self.new[at])
 
     def left_out(self, example: int) -> dict[str, str]:
-        """How a training text begins, and the size of its residual in the fit without it."""
+        """The beginning of a training text, and the size of its residual in the fit without it."""
         return super().left_out(example) | {"label": beginning(self.texts[example])}
 
 
@@ -304,7 +304,7 @@ class SavedTable(SavedNetwork):
 
     @cached_property
     def _predictions(self) -> RowPredictions:
-        """Without verdicts."""
+        """Predictions without verdicts."""
         return predict_rows(self.fitted, self.table)
 
     def frame(self, verdicts: bool) -> pandas.DataFrame:
@@ -315,7 +315,7 @@ class SavedTable(SavedNetwork):
         return self._predictions.rows_frame()
 
     def scores(self) -> list[Score]:
-        """How good the predictions are, by the targets that came along."""
+        """Scores of the predictions, by the targets in the table."""
         return self._predictions.scores()
 
     def report(self, out: Path) -> None:
@@ -323,7 +323,7 @@ class SavedTable(SavedNetwork):
         report_rows(out, self.fitted, self.table, [f"{len(self.table):,} rows of {self.data.name}."])
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
-        """The same; a table may have too many rows to explain all of them."""
+        """Explain rows; a table may have too many rows to explain all of them."""
         hec3 = self._predictions.frame["hec3"] if rows is None else ()
         places = choose_places(rows, self.table.rows, f"{self.table.total:,} of {self.data.name}", hec3)
         some = SavedTable(self.fitted, self.table.take(places), self.data)
@@ -342,7 +342,7 @@ class SavedTable(SavedNetwork):
         return f"{row['prediction']}, probability {probability_text(chance, std)}{unknown}"
 
     def left_out(self, example: int) -> dict[str, str]:
-        """The label of a training row, and what the fit without that row says: a number, or the label's probability."""
+        """The label of a training row, and the prediction without that row: a number, or the label's probability."""
         target, value = self.fitted.model.target, float(self.fitted.values[example])
         residual = self._residuals[1][example]
         if target.task == "regression":
@@ -358,7 +358,7 @@ def _answer_std(u: whence.Uncertainty) -> torch.Tensor:
 
 
 def choose_places(named: list[int] | None, rows: Any, last: str, variances: Any) -> list[int]:
-    """Positions of the rows that are named, or of those with the largest variances; `last` is the last row there is.
+    """Positions of the named rows, or of those with the largest variances; `last` is the last existing row.
 
     Examples:
         >>> choose_places(None, [1, 2, 3], "3", [1.0, 5.0, 3.0]), choose_places([3], [1, 2, 3], "3", [1.0, 5.0, 3.0])

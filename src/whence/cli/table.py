@@ -31,7 +31,7 @@ ADVICE = {
 FORMATS = {"label-studio": ".json", "csv": ".csv"}  # of a worklist, and the ending of its file
 SUSPECTS = 5
 TRACED, ALL_TRACED = 500, 2000  # predictions that a report traces to training rows; all of them up to the second number
-NOTES = 4  # notes on the file that a report has; the others are printed only
+NOTES = 4  # notes on the file in a report; the others are only printed
 
 Verdicts = Literal["auto", "all", "held-out", "none"]  # which rows get a verdict
 Model = Literal["auto", "network", "trees"]  # what is trained
@@ -74,7 +74,7 @@ def table(
 ) -> None:
     """Train a model on a table, and say which rows it is unsure about, and why.
 
-    Finds out what each column holds, trains a small network and gradient boosting, and takes the one with the smaller
+    Detects what each column holds, trains a small network and gradient boosting, and takes the one with the smaller
     error on validation rows; a fifth of the rows is held out for honest numbers. Writes an HTML report on the held-out
     rows, and a CSV file with the prediction, Ho, HeC3, their ratio and a verdict for each row.
 
@@ -148,7 +148,7 @@ def _rows_to_explain(prepared: Prepared, fitted: FittedTable, verdicts: Verdicts
 
 
 def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str, model: str) -> None:
-    """Write the report on the rows that were held out, and on those without a label."""
+    """Write the report on the held-out rows, and on those without a label."""
     split = prepared.split
     test = prepared.table.take(numpy.concatenate([split.test, split.unlabelled]))
     unlabelled = f", {len(split.unlabelled):,} of them without a label" if len(split.unlabelled) else ""
@@ -171,7 +171,7 @@ def report_rows(
     train: TextTable | None = None,
     traced: int = TRACED,
 ) -> None:
-    """Write the report on the rows of a table; with targets where some of them have one."""
+    """Write the report on the rows of a table, with targets if some of them have one."""
     model, inputs, values = fitted.model, fitted.model.encode(table), fitted.model.targets(table)
     word = "row" if train is not None else "training row"
     fitted.tracer.report(
@@ -204,7 +204,7 @@ def _data_summary(prepared: Prepared) -> dict[str, Any]:
 def _fit_summary(
     prepared: Prepared, fitted: FittedTable, predictions: RowPredictions, labels: RowLabels
 ) -> dict[str, Any]:
-    """What is known after it."""
+    """What is known after the training."""
     model, split, tracer = fitted.model, prepared.split, fitted.tracer
     verdicts, wrong = predictions.frame["verdict"], labels.wrong()
     parts = {"held_out": split.test, "unlabelled": split.unlabelled, "all": slice(None)}
@@ -235,13 +235,13 @@ def _fit_summary(
 
 
 def count_verdicts(verdicts: Any) -> dict[str, int]:
-    """How often each verdict was given; empty where none was."""
+    """Count each verdict; empty if there are none."""
     counts = Counter(verdicts)
     return {name: counts[name] for name in ADVICE} if any(verdicts) else {}
 
 
 def _suspect(predictions: RowPredictions, labels: RowLabels, at: int) -> dict[str, Any]:
-    """A row whose label is doubtful, and what the other rows say."""
+    """A row with a doubtful label, and what the other rows say."""
     target, sure = labels.target, float(labels.sure[at])
     row = {"row": int(predictions.table.rows[at]), "suspicion": float(labels.suspicion[at])}
     if target.classes:
@@ -253,7 +253,7 @@ def _suspect(predictions: RowPredictions, labels: RowLabels, at: int) -> dict[st
 
 
 def _print_data(output: Output, content: dict[str, Any]) -> None:
-    """What was found in the file, for people."""
+    """Print what was found in the file."""
     rows, target = content["rows"], content["target"]
     kinds = Counter(column["kind"] for column in content["columns"])
     plural = {"number": "numbers", "category": "categories", "date": "dates"}
@@ -269,7 +269,7 @@ def _print_data(output: Output, content: dict[str, Any]) -> None:
 
 
 def _print_fit(output: Output, content: dict[str, Any]) -> None:
-    """What the model found, for people."""
+    """Print what the model found."""
     fit, rows = content["fit"], content["rows"]
     for head, words in zip(("Model", ""), _model_words(content["model"]), strict=False):
         output.fact(head, words)
@@ -304,7 +304,7 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
 
 
 def _print_labels(output: Output, content: dict[str, Any]) -> None:
-    """Labels to check first, and how many are wrong in all."""
+    """Print labels to check first, and how many are wrong in all."""
     name, numbers = content["target"]["name"], content["target"]["task"] == "regression"
     if content["suspects"]:
         output.head("Labels to check first")
@@ -326,7 +326,7 @@ def _print_labels(output: Output, content: dict[str, Any]) -> None:
 
 
 def _model_words(model: dict[str, Any]) -> list[str]:
-    """Which model was taken, and why."""
+    """The chosen model, and why."""
     scores = dict(model["validation"])
     score = scores.pop("score")
     rows = f"{model['validation_rows']:,} validation rows"
@@ -343,7 +343,7 @@ def _model_words(model: dict[str, Any]) -> list[str]:
 
 
 def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:
-    """How often each verdict was given, and what to do about it."""
+    """Print how often each verdict was given, and what to do about it."""
     total = sum(counts.values())
     output.head(head)
     lines = [
@@ -355,7 +355,7 @@ def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:
 
 
 def _export_path(given: str, stem: str) -> Path:
-    """Where to write: a file whose ending says the format, or a format, with a name after the data's.
+    """The file to write: as given, with its ending as the format; or a format, with a name derived from the data's.
 
     Examples:
         >>> str(_export_path("label-studio", "bank")), str(_export_path("todo.csv", "bank"))
@@ -371,7 +371,7 @@ def _export_path(given: str, stem: str) -> Path:
 
 
 def _print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:
-    """What answers changed, for people; so many rows are held out."""
+    """Print what answers changed; `rows` rows are held out."""
     amounts = {
         "changed": count(len(changes["changed"]), "label") + " changed",
         "confirmed": f"{len(changes['confirmed']):,} confirmed",

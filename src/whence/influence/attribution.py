@@ -1,6 +1,6 @@
 """Attribution: which training examples carry the variance of a prediction.
 
-Ho and HeC3 are sums over training examples, so that each term is that example's share; see `variance_terms`.
+Ho and HeC3 are sums over training examples, so each term is that example's share; see `variance_terms`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Positions = Literal["each"] | Sequence[int] | Tensor
 """Every position; or some, counted from 0, or from the end with negative numbers."""
 
 POSITIONS_AT_ONCE = 64
-"""Positions of an input that are looked at together, each with a backward pass."""
+"""Positions of an input that are processed together, each with a backward pass."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class Shares:
     """The training examples with the largest shares of one estimator's variance, largest first.
 
     Attributes:
-        variance: (m,) trace of the estimator's covariance, as `Tracer.predict` gives it.
-        total: (m,) sum over all training examples. It is the variance itself for exact structures, the core and the
-            sketch; EKFAC, KFAC and the diagonal approximate the meat too, and `gap` says by how much.
+        variance: (m,) trace of the estimator's covariance, as in `Tracer.predict`.
+        total: (m,) sum over all training examples. For exact structures, the core and the sketch it is the variance
+            itself. EKFAC, KFAC and the diagonal approximate the meat too, and `gap` says by how much.
         index: (m, t) position of the example in the training set.
-        share: (m, t) of the total.
+        share: (m, t) share of the total.
         alignment: (m, t) Frobenius norm of a_i = J F_lam^-1 J_i^T.
-        pull: (m, t, k) f(x) - f_(-i)(x), how far the example holds the prediction from where it would be without it.
+        pull: (m, t, k) f(x) - f_(-i)(x), how far the example moves the prediction from where it would be without it.
         effective: (m,) effective number of examples, 1 / sum of squared shares of all examples.
-        matrix: (m, n) shares of all examples, if asked for.
+        matrix: (m, n) shares of all examples, if requested.
 
     Examples:
         >>> one = torch.ones(1)
@@ -86,18 +86,18 @@ class Shares:
 
     @property
     def gap(self) -> Tensor:
-        """(m,) total / variance - 1: what the structure's quadratic form and the sum over examples disagree by."""
+        """(m,) total / variance - 1: how much the sum over examples differs from the structure's quadratic form."""
         return divide(self.total, self.variance, 1.0) - 1.0
 
 
 @dataclass(frozen=True)
 class GroupShares:
-    """What groups of training examples carry of the variance of each prediction.
+    """The share of each group of training examples in the variance of each prediction.
 
     Attributes:
-        names: (g) groups, sorted where they can be.
+        names: (g) groups, sorted if possible.
         share: (m, g) share of the variance that each group's examples carry together; rows sum to one.
-        count: (g,) how many training examples each group has.
+        count: (g,) number of training examples in each group.
 
     Examples:
         >>> found = GroupShares(("Ann", "Ben"), torch.tensor([[0.75, 0.25]]), torch.tensor([10, 30]))
@@ -115,7 +115,7 @@ class GroupShares:
 
     @property
     def lift(self) -> Tensor:
-        """(m, g) share over the group's part of the training set: above one, it carries more than its number."""
+        """(m, g) share over the group's part of the training set: above one, it carries more than its proportion."""
         return self.share * (self.count.sum() / self.count)
 
     @property
@@ -124,7 +124,7 @@ class GroupShares:
         return tuple(self.names[at] for at in largest(self.share, 1)[1].squeeze(1).tolist())
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a prediction, one column a group."""
+        """Return one row per prediction, one column per group."""
         return frame({str(name): [self.share[:, at]] for at, name in enumerate(self.names)})
 
     def __repr__(self) -> str:
@@ -137,7 +137,7 @@ class GroupShares:
 
 
 def sum_by_group(shares: Tensor | None, groups: Sequence[Any] | Tensor) -> GroupShares:
-    """Sum shares (m, n) of all training examples over groups, given by n names in their order.
+    """Sum shares (m, n) of all training examples over groups, given by n names in the same order.
 
     Examples:
         >>> found = sum_by_group(torch.tensor([[0.5, 0.2, 0.3]]), ["cat", "dog", "cat"])
@@ -157,7 +157,7 @@ def sum_by_group(shares: Tensor | None, groups: Sequence[Any] | Tensor) -> Group
             f"expected a group for each of the {shares.shape[1]} training examples, in their order, got {len(listed)}."
         )
     names = list(dict.fromkeys(listed))
-    with suppress(TypeError):  # names of several kinds have no order: as they came
+    with suppress(TypeError):  # names of mixed types cannot be sorted: keep their order
         names = sorted(names)
     place = {name: at for at, name in enumerate(names)}
     index = torch.tensor([place[name] for name in listed], device=shares.device)
@@ -171,12 +171,12 @@ class Attribution(Shown):
 
     Attributes:
         hec3: by leave-one-out variance: examples whose absence would move the prediction.
-        ho: by homoscedastic variance: examples the prediction rests on, whatever their labels.
+        ho: by homoscedastic variance: examples that support the prediction, whatever their labels.
         residuals: (n, k) residuals of the training examples.
         loo_residuals: (n, k) the same after leaving each out.
         leverage: (n, k) leverages.
-        where: (m, 2) input and position of each prediction, where positions were chosen.
-        alignments: (m, n) Frobenius norms of a_i = J F_lam^-1 J_i^T for all training examples, if asked for.
+        where: (m, 2) input and position of each prediction, if positions were chosen.
+        alignments: (m, n) Frobenius norms of a_i = J F_lam^-1 J_i^T for all training examples, if requested.
 
     Examples:
         >>> import torch, whence
@@ -203,26 +203,26 @@ class Attribution(Shown):
         return len(self.hec3.index)
 
     def shares(self, estimator: str = "hec3") -> Shares:
-        """By the name of the estimator, "hec3" or "ho"."""
+        """The shares for an estimator, "hec3" or "ho"."""
         if estimator not in ESTIMATORS:
             raise InputError(f"expected one of {', '.join(ESTIMATORS)}, got {estimator!r}.")
         return self.hec3 if estimator == "hec3" else self.ho
 
     def by(self, groups: Sequence[Any] | Tensor, estimator: str = "hec3") -> GroupShares:
-        """Shares summed over groups of training examples; needs `tracer.attribute(x, matrix=True)`.
+        """Sum shares over groups of training examples; needs `tracer.attribute(x, matrix=True)`.
 
         Args:
             groups: n labels, sources, batches or the like, in the order of the training set.
-            estimator: "hec3" for the groups whose labels move the prediction, "ho" for those it rests on.
+            estimator: "hec3" for the groups whose labels move the prediction, "ho" for those that support it.
         """
         return sum_by_group(self.shares(estimator).matrix, groups)
 
     def rows(self, which: Tensor) -> Attribution:
-        """Some of the predictions."""
+        """Select some of the predictions."""
         return combine([self], lambda values: values[0][which])
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row for each prediction, estimator and listed example; residuals and leverages as norms and traces."""
+        """Return one row per prediction, estimator and listed example; residuals and leverages as norms and traces."""
         columns: dict[str, list[Tensor | list[str]]] = {}
         for name in ESTIMATORS:
             shares = self.shares(name)
@@ -284,7 +284,7 @@ def _listing(shares: Shares, rows: int, most: int = 4) -> tuple[str, ...]:
 def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, apart: bool = False) -> Attribution:
     """Attribute the variances of one batch, or of a view of its outputs; see `Tracer.attribute`.
 
-    With `apart`, each output that is seen is a prediction of its own, one input's after the other's.
+    With `apart`, each visible output is a prediction of its own, ordered by input.
     """
     covariances = fitted.sandwich.predict(inputs).covariances
     diagonals = {name: torch.diagonal(covariances[name], dim1=1, dim2=2) for name in ESTIMATORS}
@@ -323,7 +323,7 @@ def attribute_positions(fitted: Fitted, x: Any, top: int, matrix: bool, position
         )
 
     def of_batch(inputs: Inputs, _: str) -> tuple[Attribution, Tensor, int]:
-        """An input's positions in the order in which they were asked for, without padding; and which they are."""
+        """An input's positions in the order requested, without padding, and their numbers."""
         with torch.no_grad():
             outputs = fitted.problem.network.shaped(inputs)
         m, classes = len(outputs), predicted_outputs(fitted, outputs)

@@ -1,8 +1,8 @@
-"""Explanation: whether a prediction is to be trusted, and if not, whether noisy labels or scarce data are the cause.
+"""Explanation: whether to trust a prediction, and if not, whether noisy labels or scarce data are the cause.
 
-Two numbers answer it, the same for every loss and every structure. *Noise* is how much the labels of the training
-examples that a prediction leans on contradict each other. *Scarcity* is its leverage, in a metric without labels, over
-that of ordinary predictions. `Calibration` holds what they are compared with, from the training set alone.
+Two numbers decide, the same for every loss and every structure. *Noise* is how much the labels of the training examples
+behind a prediction contradict each other. *Scarcity* is its leverage, in a metric without labels, relative to that of
+ordinary predictions. `Calibration` holds the reference values, from the training set alone.
 """
 
 from __future__ import annotations
@@ -34,44 +34,44 @@ VERDICTS = (CONFIDENT, NOISY, SCARCE, BOTH)
 DOTS = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
 
 CALIBRATION_EXAMPLES = 2000
-"""Training examples, evenly spaced, whose surroundings are compared with their own labels."""
+"""Number of training examples, evenly spaced, whose neighbours are compared with their own labels."""
 
 FEW_EXAMPLES = 5000
-"""Training examples up to which each is weighed for every prediction, named or not: verdicts are then the same."""
+"""Up to this many training examples, all get weights for every prediction, so that verdicts do not depend on `top`."""
 
 NOISIER, NOISIER_TARGETS = 2.0, 1.5
-"""Labels, and targets of a regression, are called noisy where their squared leave-one-out error is this many times the
+"""Labels, and targets of a regression, are called noisy if their squared leave-one-out error is this many times the
 average of the data set. Half of all targets may be noisy: then they have at most twice the average."""
 
 LEAST_DISAGREEMENT, MOST_DISAGREEMENT = 0.1, 0.5
-"""For classes that limit is at least the one, and at most the other or what is left of one by the average: where two
-labels differ in less than a tenth of all pairs they are not called noisy."""
+"""For classes that limit is at least the first, and at most the second or one minus the average: labels are not called
+noisy if two of them differ in less than a tenth of all pairs."""
 
 SAME_PLACE = 1e-5
-"""Averages of squares that differ by less, in units of themselves, are the same up to rounding."""
+"""Averages of squares with a smaller relative difference are the same up to rounding."""
 
 MOST_CERTAIN = 0.999
-"""Odds of a noise above this are those of this."""
+"""Upper bound of the noise when odds are computed."""
 
 UNDECIDED = 0.55
-"""A network that gives its own answer less than this probability is not confident."""
+"""A network is not confident if the probability of its own answer is below this."""
 
 UNSURE, UNEXPLAINED = 0.7, 2.0
-"""Nor is one that gives it less than the one, and less than nearly all ordinary training examples get, where two labels
-drawn from its own probabilities would differ more than the other times as often as labels nearby do: they do not
-explain its doubt."""
+"""It is not confident either if this probability is below the first number and below that of nearly all ordinary
+training examples, and labels nearby do not explain the doubt: two labels drawn from its own probabilities differ more
+often than labels nearby do, by more than the second number as a factor."""
 
 UNSUPPORTED, SUPPORTED = 0.5, 0.95
-"""The label of a training example does not count for the noise of classes where its leave-one-out leverage is above the
-one, so that less than one other example is like it, and among the highest, above so large a share of all: the others
-fail to predict it because they are unlike it, be it right or wrong."""
+"""The label of a training example does not count for the noise of classes if its leave-one-out leverage is above the
+first number (less than one other example is like it) and above that of this share of all examples. The others fail to
+predict it because they are unlike it, whether it is right or wrong."""
 
 LEAST_EXCESS = 1.2
 """A leverage below this many times the ordinary one is not called scarce."""
 
 BESIDE_NOISE = 2.0
-"""Where labels are noisy data are called scarce only from this many times the limit on: contradicting labels scatter
-the gradients of the examples, and raise leverages there."""
+"""If labels are noisy, data are called scarce only from this many times the limit on: contradicting labels scatter the
+gradients of the examples, and raise leverages there."""
 
 MOST_SQUARE = 2.0
 """The largest possible squared distance between a label and probabilities of classes."""
@@ -82,37 +82,36 @@ class Explanation(Shown):
     """A verdict for each prediction, with the numbers behind it.
 
     Attributes:
-        level: a prediction is called noisy, or scarce, only where its p-value is at most 1 - level.
-        noise: (m,) how much the labels around the input contradict each other. For classes, how often two labels given
-            to inputs like this would differ: 0 where all agree, .5 for a coin; the mean over the outputs where each has
-            a label of its own. For regression, the standard deviation of the targets around the prediction, in their
-            unit.
-        scarcity: (m,) leverage, in a metric without labels, over that of an ordinary training example that was left
-            out: 1 is ordinary, 3 means that a third as many training examples support the prediction. Ordinary are the
-            training examples around which labels agree. Of a class, times how far the input is from the training
-            examples in what the last layer is given: from those with the same answer, and from the nearest of all, in
-            units of what is usual.
-        noise_p: (m,) how often residuals as large would gather around the input by chance, if noise were the same
-            everywhere.
+        level: a prediction is called noisy, or scarce, only if its p-value is at most 1 - level.
+        noise: (m,) how much the labels around the input contradict each other. For classes, how often two labels of
+            inputs like this one would differ: 0 if all agree, .5 for a coin toss; the mean over outputs if each has its
+            own label. For regression, the standard deviation of the targets around the prediction, in their unit.
+        scarcity: (m,) leverage, in a metric without labels, relative to that of an ordinary training example that was
+            left out: 1 is ordinary, 3 means that a third as many training examples support the prediction. Training
+            examples are ordinary if the labels around them agree. For classes it is multiplied by the distance of the
+            input from the training examples in the input of the last layer: from those with the same answer and from
+            the nearest of all, in units of the usual distance.
+        noise_p: (m,) how often residuals as large would occur together around the input by chance, if the noise were
+            the same everywhere.
         scarcity_p: (m,) share of ordinary training examples whose scarcity, each left out, is at least as large.
-        probability: (m,) that the network gives its own answer, the predicted class; `nan` for regression.
-        ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ, beside `noise`,
-            which is about labels; `nan` for regression.
+        probability: (m,) the network's probability for its own answer, the predicted class; `nan` for regression.
+        ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ (`noise` is about
+            actual labels); `nan` for regression.
         leverage: (m,) the leverage itself.
         ratio: (m,) HeC3 / Ho.
         ho: (m,) trace of Ho.
         hec3: (m,) trace of HeC3.
-        effective: (m,) effective number of training examples that `noise` is an average of; where none of more than
-            5,000 are named (`top=0`) the median of training examples, for all.
+        effective: (m,) effective number of training examples in the average `noise`. With `top=0` and more than 5,000
+            training examples, their median for all predictions.
         check: (m, t) training examples that add most to `noise`: labels to check first.
-        near: (m, t) training examples that the prediction leans on most.
-        source: (m,) which way the doubt leans: above zero to noise, below to scarcity. How far the noise is above its
-            limit, less how far the scarcity is above its own, both as logarithms: of odds for the noise of classes, of
-            the variance for regression, of the leverage for scarcity.
+        near: (m, t) training examples with the largest weight in the prediction.
+        source: (m,) the main cause of doubt: above zero noise, below zero scarcity. It is how far the noise is above
+            its limit minus how far the scarcity is above its own, both as logarithms: of the odds for the noise of
+            classes, of the variance for regression, of the leverage for scarcity.
         noise_limit: noise above which labels are called noisy.
         scarcity_limit: scarcity above which data are called scarce.
-        probability_limit: probability of its own answer below which the network is not sure of it: .7, or less where
-            it is less sure of more than 1 - level of the ordinary training examples.
+        probability_limit: probability of its own answer below which the network is not sure: .7, or less if more than
+            1 - level of the ordinary training examples have a lower probability.
         classes: whether `noise` is about classes.
         notes: what is approximated.
 
@@ -154,7 +153,7 @@ class Explanation(Shown):
     def noisy(self) -> Tensor:
         """(m,) whether labels nearby contradict each other, more than elsewhere and by more than chance.
 
-        Labels of examples that are unlike the input say little about it: not where scarcity stands out more.
+        False if scarcity stands out more: labels of examples unlike the input say little about it.
         """
         return self._noise_found & ~(self._scarcity_found & (self.source < 0))
 
@@ -168,8 +167,8 @@ class Explanation(Shown):
     def scarce(self) -> Tensor:
         """(m,) whether fewer training examples support the prediction than ordinary ones support each other.
 
-        Beside noisy labels only from twice the limit on. So is a prediction that the model itself is undecided about,
-        where the labels nearby agree.
+        If labels are noisy too, scarcity must reach twice the limit. A prediction that the model itself is undecided
+        about, although the labels nearby agree, is also scarce.
         """
         beside = ~self.noisy | (self.scarcity >= BESIDE_NOISE * self.scarcity_limit)
         return self._scarcity_found & beside | self.undecided
@@ -210,7 +209,7 @@ class Explanation(Shown):
         return words
 
     def sentence(self, number: int) -> str:
-        """What to make of one prediction."""
+        """Describe one prediction and what to do about it."""
         if not -len(self) <= number < len(self):
             raise InputError(f"expected the number of a prediction, 0 to {len(self) - 1}, got {number}.")
         noisy, scarce = bool(self.noisy[number]), bool(self.scarce[number])
@@ -224,7 +223,7 @@ class Explanation(Shown):
         return " ".join([f"{VERDICTS[noisy + 2 * scarce]}: {self.reason(number)}.", *advice])
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a prediction."""
+        """Return one row per prediction."""
         names = ("noise", "scarcity", "noise_p", "scarcity_p", "probability", "ambiguity", "leverage", "ratio")
         columns: dict[str, Sequence[Tensor | list[str]]] = {"verdict": [list(self.verdicts)]}
         columns.update({name: [getattr(self, name)] for name in (*names, "ho", "hec3", "effective", "source")})
@@ -233,7 +232,7 @@ class Explanation(Shown):
         return frame(columns)
 
     def __repr__(self) -> str:
-        """How many of each."""
+        """Count each verdict."""
         verdicts = self.verdicts
         counts = ", ".join(f"{verdict}: {verdicts.count(verdict)}" for verdict in VERDICTS)
         return f"Explanation({len(self)} predictions; {counts})"
@@ -315,7 +314,7 @@ def explain(
 
 
 def weighs_examples(top: int, n: int) -> bool:
-    """Whether each of n training examples is weighed for every prediction: to name some, or because they are few."""
+    """Whether every prediction needs weights of all n training examples: to name some, or because n is small."""
     return top > 0 or n <= FEW_EXAMPLES
 
 
@@ -324,8 +323,8 @@ def _surroundings(
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor, Tensor]]:
     """Yield (which predictions, average square around each, effective numbers, examples to check, nearest examples).
 
-    Without examples to name (`top` is zero) and with many of them, averages are quotients of two quadratic forms,
-    whatever the number of training examples, and effective numbers are the same for all.
+    If no examples are named (`top` is zero) and there are many, averages are ratios of two quadratic forms, at a cost
+    independent of the number of training examples. Effective numbers are then the same for all predictions.
     """
     if not weighs_examples(top, len(calibration.squares)):
         local = calibration.average_around(whitened, examples)
@@ -349,7 +348,7 @@ def _log(values: Tensor, limit: float) -> Tensor:
 
 
 def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """(m,) traces of Ho and HeC3, checked."""
+    """(m,) traces of Ho and HeC3, checked for overflow."""
     if fitted.sandwich.variances_alone:
         variances = fitted.sandwich.variances(inputs)[1]
     else:
@@ -362,48 +361,49 @@ def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, repr=False)
 class Calibration:
-    """What predictions are compared with: leave-one-out quantities of the training examples.
+    """Reference values for predictions: leave-one-out quantities of the training examples.
 
-    Scarcity: the leverage q of a new input (`whence.influence.neighbours`) is set against those that training examples
-    have in fits without themselves, h / (1 - h). An input like the training inputs is as likely to rank anywhere among
-    them. Training examples around which labels contradict each other are left aside, unless most do: their gradients
-    scatter, and their leverages would hide scarce data. Of classes, leverages are multiplied by how far an input is
-    from the training examples in the features of the last layer, in units of what is usual (`FeatureDistance`).
+    Scarcity: the leverage q of a new input (`whence.influence.neighbours`) is compared with those of training examples
+    in fits without themselves, h / (1 - h). An input like the training inputs is equally likely to have any rank among
+    them. Training examples whose neighbours' labels contradict each other are excluded, unless most do: their gradients
+    scatter, and their leverages would hide scarce data. For classes, leverages are multiplied by the distance of an
+    input from the training examples in the features of the last layer, in units of the usual one (`FeatureDistance`).
 
     Noise: the squared leave-one-out residuals of the training examples (see `squared_residuals`) estimate their noise
-    where the network has not learned their labels by heart. Around an input they are averaged with weights a_i^2. An
-    average over many examples is nearer to that of the whole data set than the truth is: how much nearer comes from an
-    isotonic regression of the squares of training examples on the averages around them, each without itself. Of a label
-    that a network has learned by heart little is left in the residuals of cross-entropy. So where clearly more of the
-    50 training examples nearest in the features of the last layer have another label, by two standard errors of their
-    share, this share takes the place of the square there (`disagreement`): both say how often two labels differ. The
-    splits of trees, which are kept, have learned labels too: where other trees predicted the example that did not see
-    it (`Fitted.held_out`), and its class has more than 50 examples, the square is that of their error. If
-    noise were the same everywhere, the squares could be shuffled among the examples. Shuffled, the average has mean
-    mean(v) and variance var(v) (sum of squared weights - 1 / n); a gamma distribution with these moments gives the
+    if the network has not memorised their labels. Around an input they are averaged with weights a_i^2. An average over
+    many examples is shrunk towards that of the whole data set. The shrinkage is corrected by an isotonic regression of
+    the squares of training examples on the averages around them, each without itself. For memorised labels, the
+    residuals of cross-entropy are too small. So the share of the 50 nearest training examples, by features of the last
+    layer, that have another label replaces the square if it is larger by two standard errors (`disagreement`): both
+    measure how often two labels differ. The splits of trees are kept, and they have learned labels too. If the example
+    was predicted by other trees that did not see it (`Fitted.held_out`), and its class has more than 50 examples, the
+    square is that of their error.
+
+    If the noise were the same everywhere, the squares could be shuffled among the examples. The shuffled average has
+    mean mean(v) and variance var(v) (sum of squared weights - 1 / n). A gamma distribution with these moments gives the
     p-value.
 
     Attributes:
         neighbours: gradients of the training examples' predictions.
-        distance: of features of their last layer; `None` where there are none.
+        distance: distance of features of the last layer; `None` if there are none.
         squares: (n,) squared leave-one-out residuals; zero for examples that do not count.
-        supported: (n,) one for examples whose squares count, zero for others: of classes those that no other example
-            is like.
-        leverages: of some training examples around which labels agree, each left out, as `remoteness` gives them,
-            ascending.
-        probabilities: that the network gives its own answers to the same examples, each left out where all outputs were
-            looked at, ascending; `nan` for regression.
+        supported: (n,) one for examples whose squares count, zero for others: for classes, those unlike any other
+            example do not count.
+        leverages: leverages of some training examples around which labels agree, each left out, as returned by
+            `remoteness`, ascending.
+        probabilities: the network's probabilities for its own answers to the same examples, each left out if all
+            outputs were used, ascending; `nan` for regression.
         ordinary: the median of the leverages.
-        mean: of the squares.
-        variance: of the squares.
+        mean: mean of the squares.
+        variance: variance of the squares.
         examples: number of squares that count.
         averages: (s,) averages around some training examples, ascending.
         expected: (s,) squares expected there, ascending.
-        limit: squared noise above which labels are called noisy: 1.5 times the mean; for classes twice the mean of what
-            is expected, at least .1, and at most the larger of .5 and one less that mean.
-        codes: what targets are for other classes and for the class itself; `None` where there are no classes, so that
-            squares do not say how often two labels differ.
-        unit: of the residuals of a regression; squares are in its square.
+        limit: squared noise above which labels are called noisy: 1.5 times the mean; for classes twice the mean of the
+            expected squares, at least .1, and at most the larger of .5 and one minus that mean.
+        codes: target values for other classes and for the class itself; `None` without classes, where squares do not
+            measure how often two labels differ.
+        unit: unit of the residuals of a regression; squares are in its square.
         effective: median effective number of examples in the averages around training examples.
         notes: what is approximated, or left out.
     """
@@ -428,17 +428,17 @@ class Calibration:
 
     @property
     def classes(self) -> bool:
-        """Whether squares say how often two labels differ."""
+        """Whether squares measure how often two labels differ."""
         return self.codes is not None
 
     @classmethod
     def of(cls, fitted: Fitted, sample: int = CALIBRATION_EXAMPLES, quick: bool = False) -> Calibration:
-        """From one pass over the training data; within `using_model`.
+        """Compute it in one pass over the training data, within `using_model`.
 
         Args:
             fitted: the fit.
             sample: how many training examples, evenly spaced, to compare with their surroundings.
-            quick: as of `Neighbours.of`.
+            quick: as for `Neighbours.of`.
         """
         codes = class_codes(fitted)
         classes = codes is not None
@@ -508,11 +508,11 @@ class Calibration:
 
     @cached_property
     def _forms(self) -> Tensor:
-        """(r, 2 r) moments of the training examples whose squares count, and the same weighted with these."""
+        """(r, 2 r) moments of the training examples whose squares count, unweighted and weighted by the squares."""
         return torch.cat([self.neighbours.moments(one * self.supported) for one in (1.0, self.squares)], 1)
 
     def average_around(self, whitened: Tensor, examples: Tensor | None) -> Tensor:
-        """(m,) average square around inputs with whitened gradients (m, c, r), some without an example (m,) each.
+        """(m,) average square around inputs with whitened gradients (m, c, r), without training examples (m,) if given.
 
         The sum over training examples of v_i a_i^2, with alignments a_i = w^T w_i, is w^T (sum_i v_i w_i w_i^T) w.
         """
@@ -527,22 +527,22 @@ class Calibration:
         return divide(weighted.clamp_min(0.0), total, 0.0)
 
     def remoteness(self, leverage: Tensor, answered: Answered | None) -> Tensor:
-        """(m,) leverages, times how many times the usual distance the inputs have from the training examples."""
+        """(m,) leverages times the inputs' distances from the training examples, in units of the usual distance."""
         if self.distance is None or answered is None:
             return leverage
         return leverage * self.distance.beyond_usual(answered).to(leverage)
 
     def scarcity_limit(self, level: float) -> float:
-        """The scarcity that so large a share of the training examples is below."""
+        """The quantile of the training examples' scarcity at this level."""
         return float(self.leverages.quantile(level)) / self.ordinary if len(self.leverages) else float("inf")
 
     def probability_limit(self, level: float) -> float:
-        """The probability that so large a share of the ordinary training examples is above; at most `UNSURE`."""
+        """The probability that this share of the ordinary training examples exceeds; at most `UNSURE`."""
         known = self.probabilities
         return min(UNSURE, float(known.quantile(1.0 - level))) if self.classes and len(known) else UNSURE
 
     def scarcity_p(self, leverage: Tensor) -> Tensor:
-        """(m,) share of ordinary training examples, the input counted among them, with at least this leverage."""
+        """(m,) share of ordinary training examples, counting the input itself, with at least this leverage."""
         below = torch.searchsorted(self.leverages, leverage.contiguous())
         return (1.0 + len(self.leverages) - below) / (1.0 + len(self.leverages))
 
@@ -556,13 +556,13 @@ class Calibration:
         if self.mean <= 0:
             return torch.ones_like(average)
         concentration = (1.0 / effective.clamp_min(1.0) - 1.0 / max(self.examples, 1)).clamp_min(0.0)
-        variation = (self.variance**0.5 / self.mean) ** 2  # squares of these numbers may be too large
+        variation = (self.variance**0.5 / self.mean) ** 2  # the squares of these two numbers may overflow
         spread = (variation * concentration).clamp_min(1e-8)
         chance: Tensor = torch.special.gammaincc(1.0 / spread, average / self.mean / spread)
         return chance
 
     def excess(self, square: Tensor) -> Tensor:
-        """(m,) how far squared noise is above its limit: the logarithm of odds for classes, else of the square."""
+        """(m,) how far squared noise is above its limit: log-odds for classes, else the logarithm of the square."""
         if not self.classes:
             return _log(square, self.limit)
         both = torch.stack([square, torch.full_like(square, self.limit)])
@@ -571,13 +571,13 @@ class Calibration:
         return odds[0] - odds[1]
 
     def calibrated(self, average: Tensor) -> Tensor:
-        """(m,) squares that are expected where the average around is this; at most one for classes."""
+        """(m,) squares expected for these averages; at most one for classes."""
         found = interpolated(average, self.averages, self.expected)
         return found.clamp_max(1.0) if self.classes else found
 
 
 def interpolated(places: Tensor, known: Tensor, values: Tensor) -> Tensor:
-    """(m,) values at places (m,), by straight lines between those (s,) at known places, ascending; places, if none."""
+    """(m,) values at places (m,), interpolated linearly between known places (s,), ascending; places if none known."""
     if not len(known):
         return places
     at, ends, found = (some.double().cpu().numpy() for some in (places, known, values))
@@ -585,11 +585,11 @@ def interpolated(places: Tensor, known: Tensor, values: Tensor) -> Tensor:
 
 
 def class_codes(fitted: Fitted) -> tuple[float, float] | None:
-    """What targets are for other classes and for the class itself.
+    """The target values for other classes and for the class itself; `None` if targets are not classes.
 
-    Zero and one for one choice among classes, or yes and no for one output or more. Squared error on a code of classes,
-    such as zeros and a one, is about classes too: two values, the larger one once in every row, or a single output with
-    two values. `None` for all other targets.
+    Zero and one for one choice among classes, or for yes and no with one or more outputs. Squared error on coded
+    classes, such as zeros and a one, counts as classes too: two values, the larger one once in every row, or a single
+    output with two values.
     """
     problem = fitted.problem
     likelihood = problem.likelihood
@@ -611,7 +611,7 @@ def class_codes(fitted: Fitted) -> tuple[float, float] | None:
 
 
 def class_labels(fitted: Fitted, codes: tuple[float, float] | None) -> Tensor | None:
-    """(n,) the class of each training example; `None` where it has not just one that is known."""
+    """(n,) the class of each training example; `None` unless each has exactly one that is known."""
     problem = fitted.problem
     if codes is None or not fitted.all_outputs or has_several_labels(fitted):
         return None
@@ -624,16 +624,16 @@ def class_labels(fitted: Fitted, codes: tuple[float, float] | None) -> Tensor | 
 def squared_residuals(fitted: Fitted, leverages: Tensor, codes: tuple[float, float] | None, unit: float) -> Tensor:
     """(n,) squared leave-one-out residuals of each training example, the mean over its positions.
 
-    For classes those of the label at the prediction without the example, which a network that has learned its labels by
-    heart cannot hide: summed over classes their expectation is how often two labels differ; for yes and no twice the
-    square has the same meaning, and the mean of that over outputs that have labels of their own. For regression
-    e^2 / (1 - h), which has the expectation of the noise, as HC2; the mean over the outputs.
+    For classes these are residuals at the prediction without the example, which reveal labels that the network has
+    memorised. Summed over classes, their expectation is how often two labels differ. For yes and no, twice the square
+    has the same meaning; with several such outputs, its mean. For regression e^2 / (1 - h), averaged over outputs,
+    whose expectation is the noise, as in HC2.
 
     Args:
         fitted: the fit.
         leverages: (n,) of the examples, in the metric without labels.
-        codes: what targets are for other classes and for the class itself; `None` where there are no classes.
-        unit: of the residuals of a regression, whose squares may be too small or too large for numbers.
+        codes: target values for other classes and for the class itself; `None` without classes.
+        unit: unit of the residuals of a regression, as their squares might underflow or overflow.
     """
     problem = fitted.problem
     if problem.units is not None and problem.units.weights is not None:
@@ -648,7 +648,7 @@ def squared_residuals(fitted: Fitted, leverages: Tensor, codes: tuple[float, flo
 
 
 def without_ties(places: Tensor, values: Tensor) -> Tensor:
-    """(s,) values, those at the same of the ascending places (s,), up to rounding, replaced by their mean.
+    """(s,) values, replaced by their mean where the ascending places (s,) are equal up to rounding.
 
     Examples:
         >>> without_ties(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([5.0, 2.0, 4.0]))
@@ -664,7 +664,7 @@ def without_ties(places: Tensor, values: Tensor) -> Tensor:
 
 
 def isotonic(values: Tensor) -> Tensor:
-    """The increasing sequence nearest to values (s,), by pooling neighbours that decrease.
+    """The increasing sequence nearest to values (s,), by pooling adjacent values that decrease.
 
     Examples:
         >>> isotonic(torch.tensor([0.0, 2.0, 1.0, 3.0]))

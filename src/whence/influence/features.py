@@ -1,8 +1,8 @@
-"""How far an input is from the training examples in what the last layer is given; labels do not enter.
+"""Distance of an input from the training examples in the input of the last layer, without using labels.
 
-A leverage of gradients does not see everything: an input may have an ordinary gradient and yet be unlike all training
-examples with its answer (`SameAnswer`), or point where none of them points (`NearestDirection`). `FeatureDistance` says
-how many times further it is than training examples are from one another.
+The leverage of gradients can miss something: an input may have an ordinary gradient and still be unlike all training
+examples with its answer (`SameAnswer`), or point in a direction that none of them has (`NearestDirection`).
+`FeatureDistance` compares its distance with the distances between training examples.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from whence.data.batches import Inputs
 from whence.influence.fitted import Fitted, evenly_spaced, predicted_outputs
 
 LEAST_SCATTER = 1e-9
-"""Of features along directions in which none differ, in units of their mean square."""
+"""Scatter of features along directions in which they do not differ, in units of their mean square."""
 
 VOTERS = 50
-"""Training examples, nearest in the features of the last layer, whose labels an example's own is compared with."""
+"""Number of nearest training examples, by features of the last layer, whose labels are compared with its own."""
 
 SHARED_SHAPE = 0.1
-"""Examples, for each feature, that the scatter which all answers share counts as, beside that of each one's own."""
+"""Weight of the scatter shared by all answers relative to each answer's own: this many examples per feature."""
 
 COMPARED_DIRECTIONS = 2000
 """Number of training examples, evenly spaced, searched for the nearest directions of features. On 29 draws of
 digits, MNIST, Fashion-MNIST and CIFAR-10, five times as many give the same AUROC for missing classes within .01."""
 
 FEW_FEATURES = 16
-"""Of so many features the distance between directions counts as its root."""
+"""With this many features, the exponent of the distance between directions is at most one half."""
 
 NEAREST_DIRECTIONS = 5
-"""Distances from so many training examples that point nearly the same way are averaged."""
+"""Number of training examples with the nearest directions over which distances are averaged."""
 
 COMPARED_AT_ONCE = 2**24
-"""Pairs of inputs and training examples that are compared in one go."""
+"""Pairs of inputs and training examples that are compared at once."""
 
 USUAL = 0.8
-"""Distances from the training examples with the same answer count beyond those that so large a share of these have."""
+"""Distances from training examples with the same answer count only beyond this quantile of them."""
 
 NEAREST = 0.25
-"""An input that points exactly where a training example does counts as so many times the usual distance from it."""
+"""Smallest distance between directions in units of the usual one, for inputs that point exactly like an example."""
 
 
 def outputs_and_features(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-    """Outputs (m, ..., k), and what the linear layer that runs last is given (m, d).
+    """Outputs (m, ..., k), and the input (m, d) of the linear layer that runs last.
 
-    The latter is `None` where it is not one vector for each example.
+    The latter is `None` unless it is one vector per example.
     """
     given: list[Tensor] = []
 
@@ -71,7 +71,7 @@ def outputs_and_features(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor
 
 
 class Answered(NamedTuple):
-    """Features of the last layer, and the class that the network answers."""
+    """Features of the last layer, and the class that the network predicts."""
 
     features: Tensor  # (m, d)
     answers: Tensor  # (m,)
@@ -80,13 +80,13 @@ class Answered(NamedTuple):
     def of(
         cls, fitted: Fitted, outputs: Tensor, features: Tensor | None, codes: tuple[float, float] | None
     ) -> Answered | None:
-        """Of outputs (m, k) and features; `None` unless the outputs are one choice among classes.
+        """From outputs (m, k) and features; `None` unless the outputs are one choice among classes.
 
         Args:
             fitted: the fit.
-            outputs: of the network.
-            features: what its last layer is given, if that is one vector for each example.
-            codes: what targets are for other classes and for the class itself; `None` where there are no classes.
+            outputs: outputs of the network.
+            features: input of its last layer, if that is one vector per example.
+            codes: target values for other classes and for the class itself; `None` without classes.
         """
         if codes is None or features is None or has_several_labels(fitted) or outputs[0].numel() != outputs.shape[-1]:
             return None
@@ -94,12 +94,12 @@ class Answered(NamedTuple):
         if flat.shape[1] > 1:
             predicted = predicted_outputs(fitted, outputs)
             return cls(features, flat.argmax(1) if predicted is None else predicted.squeeze(1))
-        middle = 0.0 if fitted.problem.likelihood.has_classes else sum(codes) / 2  # of logits, and of codes
+        middle = 0.0 if fitted.problem.likelihood.has_classes else sum(codes) / 2  # for logits, and for codes
         return cls(features, (flat.squeeze(1) > middle).long())
 
     @staticmethod
     def joined(parts: Sequence[Answered | None], most: int) -> Answered | None:
-        """All parts, `None` if one of them is, or if there are more than so many features in all."""
+        """Join all parts; `None` if one of them is, or if they hold more than `most` numbers in all."""
         known = [part for part in parts if part is not None]
         if not known or len(known) < len(parts) or sum(part.features.numel() for part in known) > most:
             return None
@@ -108,13 +108,13 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True)
 class FeatureDistance:
-    """Distances of features from those of the training examples, in units of what is usual among these.
+    """Distances of features from those of the training examples, in units of the usual distance among these.
 
-    The product of two: from the examples with the same answer, the root of a leverage (`SameAnswer`), where it is
-    beyond the distance that four in five training examples are within; and from the nearest directions of all examples
-    (`NearestDirection`), over the median of training examples. The latter is raised to a power of at most one, so that
-    it scatters no more among the training examples than their leverages do. Directions of d features say little where
-    d is small: the power is d / (d + 16) at most.
+    The product of two distances. The first is that from the examples with the same answer, the root of a leverage
+    (`SameAnswer`), relative to the distance within which four in five training examples lie, and at least one. The
+    second is that from the nearest directions of all examples (`NearestDirection`), relative to the median of training
+    examples. It is raised to a power of at most one, so that it scatters no more among the training examples than their
+    leverages do. Directions of few features d say little, so the power is at most d / (d + 16).
 
     Examples:
         >>> known = Answered(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), torch.tensor([0, 0, 1, 1]))
@@ -127,19 +127,19 @@ class FeatureDistance:
 
     alike: SameAnswer
     nearest: NearestDirection
-    usual: float  # distance from the same answer that four in five training examples are within
+    usual: float  # distance from the same answer within which four in five training examples lie
     usual_angle: float  # median distance of training examples from the nearest other directions
-    power: float  # of distances between directions
+    power: float  # exponent of distances between directions
 
     @classmethod
     def of(cls, known: Answered, counted: Tensor, compared: Tensor, leverages: Tensor, k: int) -> FeatureDistance:
-        """From the training examples.
+        """Compute it from the training examples.
 
         Args:
-            known: features and answers of all.
+            known: features and answers of all examples.
             counted: (n,) which of them count.
-            compared: (s,) the examples whose distances from the others are the usual ones.
-            leverages: (s,) theirs, each left out.
+            compared: (s,) the examples whose distances from the others define the usual distance.
+            leverages: (s,) their leverages, each left out.
             k: number of possible answers.
         """
         found = cls(SameAnswer.of(known, counted, k), NearestDirection.of(known.features, counted), 1.0, 1.0, 0.0)
@@ -149,14 +149,14 @@ class FeatureDistance:
         found = replace(found, usual=float(found.alike.leverages_without(own).sqrt().quantile(USUAL)))
         angles, remote = found.nearest.distances(own.features, compared), leverages * found.beyond_usual(own, compared)
         usual_angle, scatter = float(angles.nanmedian()), _scatter(angles)
-        if not usual_angle > 0 or not scatter > 0:  # features are single numbers, or mostly copies of one another
+        if not usual_angle > 0 or not scatter > 0:  # one feature only, or mostly copies
             return found
         d = known.features.shape[1]
         power = d / (d + FEW_FEATURES) * min(1.0, _scatter(remote) / scatter)
         return replace(found, usual_angle=usual_angle, power=power)
 
     def beyond_usual(self, asked: Answered, own: Tensor | None = None) -> Tensor:
-        """(m,) how many times the usual distance inputs have; of training examples (m,) each without itself."""
+        """(m,) distances of inputs over the usual one. If they are training examples `own`, each without itself."""
         leverages = self.alike.leverages(asked) if own is None else self.alike.leverages_without(asked)
         found = (leverages.sqrt() / self.usual).clamp_min(1.0)
         if self.power > 0:
@@ -166,7 +166,7 @@ class FeatureDistance:
 
 
 def _scatter(values: Tensor) -> float:
-    """How far the large ones of some positive values are above their median, as a logarithm."""
+    """The logarithm of the 95 % quantile of positive values over their median."""
     middle, large = values.double().quantile(values.new_tensor([0.5, 0.95], dtype=torch.float64)).tolist()
     return math.log(large / middle) if 0 < middle < large < float("inf") else 0.0
 
@@ -175,9 +175,9 @@ def _scatter(values: Tensor) -> float:
 class SameAnswer:
     """Leverages of features among training examples with the same answer.
 
-    That of a regression with an intercept, 1 / n_c + (x - m_c)^T (S_c + b S)^-1 (x - m_c), for the n_c examples with
-    answer c, their mean m_c and their scatter S_c around it. S is the mean square of all examples around the mean of
-    their answer, and b a tenth of the number of features: an answer that few examples have borrows its shape from all.
+    The leverage of a regression with an intercept, 1 / n_c + (x - m_c)^T (S_c + b S)^-1 (x - m_c), for the n_c examples
+    with answer c, their mean m_c and their scatter S_c around it. S is the mean square of all examples around the mean
+    of their answer, and b a tenth of the number of features: answers with few examples borrow their shape from all.
 
     Examples:
         >>> known = Answered(torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([0, 0, 1, 1]))
@@ -189,13 +189,13 @@ class SameAnswer:
 
     means: Tensor  # (k, d)
     roots: Tensor  # (k, d, d) lower triangles L with L L^T = S_c + b S
-    counts: Tensor  # (k,) how many examples have this answer
+    counts: Tensor  # (k,) number of examples with each answer
 
     @classmethod
     def of(cls, known: Answered, counted: Tensor, k: int) -> SameAnswer:
-        """From the training examples that count, for k possible answers.
+        """Compute it from the training examples that count, for k possible answers.
 
-        An answer that no example has gets the mean of all and the shape that they share.
+        An answer without examples gets the mean and the shared shape of all.
         """
         features, answers = known.features[counted].double(), known.answers[counted]
         d = features.shape[1]
@@ -213,7 +213,7 @@ class SameAnswer:
         return cls(means, roots, counts)
 
     def leverages(self, asked: Answered) -> Tensor:
-        """(m,) of features with their answers."""
+        """(m,) leverages of features with their answers."""
         answers, apart = asked.answers, asked.features.double() - self.means[asked.answers]
         found = 1.0 / self.counts[answers].clamp_min(1).to(apart.dtype)
         for c in answers.unique().tolist():
@@ -223,7 +223,7 @@ class SameAnswer:
         return found
 
     def leverages_without(self, known: Answered) -> Tensor:
-        """(n,) of training examples, each without itself."""
+        """(n,) leverages of training examples, each without itself."""
         own = self.leverages(known).clamp_max(1.0 - 1e-6)
         return own / (1.0 - own)
 
@@ -232,10 +232,10 @@ class SameAnswer:
 class NearestDirection:
     """Directions of the features of some training examples.
 
-    In networks trained for long the length of the features says how sure the network is, and their direction what it
-    sees: an input of a class that is missing from the training set may be near the origin, within the scatter of every
-    class, and yet point where no training example does. Distances are chords between unit vectors, the mean of those
-    to the few nearest.
+    In networks trained for long, the length of the features says how sure the network is, and their direction what it
+    sees. An input of a class that is missing from the training set may be near the origin, within the scatter of every
+    class, and still point in a direction that no training example has. The distance is the mean chord between unit
+    vectors, over the few nearest.
 
     Examples:
         >>> known = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
@@ -246,17 +246,17 @@ class NearestDirection:
         [0.707, 0.707, 1.414]
     """
 
-    directions: Tensor  # (r, d) features of training examples, of length one
+    directions: Tensor  # (r, d) features of training examples, scaled to length one
     examples: Tensor  # (r,) which training examples these are, ascending
 
     @classmethod
     def of(cls, features: Tensor, counted: Tensor) -> NearestDirection:
-        """From features (n, d) of the training examples, of which some count (n,)."""
+        """From features (n, d) of the training examples, using those that count (n,)."""
         examples = evenly_spaced(counted.nonzero().squeeze(1), COMPARED_DIRECTIONS)
         return cls(functional.normalize(features[examples], dim=1), examples)
 
     def distances(self, features: Tensor, own: Tensor | None = None) -> Tensor:
-        """(m,) of features (m, d), which may be training examples (m,): these are not compared with themselves."""
+        """(m,) distances of features (m, d). If they are training examples `own` (m,), each without itself."""
         found = [features.new_empty(0)]
         most = min(NEAREST_DIRECTIONS, len(self.examples) - (own is not None))
         step = max(1, COMPARED_AT_ONCE // max(1, len(self.examples)))
@@ -266,20 +266,20 @@ class NearestDirection:
             if own is not None:
                 alike.masked_fill_(own[low : low + step].unsqueeze(1) == self.examples, -2.0)
             near = self.directions[alike.topk(most, dim=1).indices]
-            found.append((unit.unsqueeze(1) - near).norm(dim=2).mean(1))  # products may be rounded, differences are not
+            found.append((unit.unsqueeze(1) - near).norm(dim=2).mean(1))  # differences are more accurate than products
         return torch.cat(found)
 
 
 def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """(s,) share of the nearest training examples, by cosine of features, whose label is not the example's own.
+    """(s,) share of the nearest training examples, by cosine of features, with another label than the example's own.
 
-    And its standard error (s,). An example of a rare class is compared with as many others as that class has: no more
-    could agree with it.
+    Also its standard error (s,). An example of a rare class is compared with only as many examples as its class has
+    beside it, because no more could agree.
 
     Args:
         features: (n, d) of the training examples.
         labels: (n,) their classes.
-        index: (s,) the examples in question. None of them votes about itself.
+        index: (s,) the examples to compare with the others. None is compared with itself.
         counted: (n,) which examples count.
 
     Examples:
@@ -305,6 +305,6 @@ def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tenso
 
 
 def has_several_labels(fitted: Fitted) -> bool:
-    """Whether each of several outputs has a label of its own, yes or no."""
+    """Whether there are several outputs, each with its own yes-or-no label."""
     likelihood = fitted.problem.likelihood
     return likelihood.has_classes and not likelihood.couples_outputs and fitted.problem.width > 1

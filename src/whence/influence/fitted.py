@@ -1,8 +1,8 @@
 """A fitted network, and what its methods share: batches of inputs, alignments, and the terms of a variance.
 
-Every method of a tracer goes over batches of inputs with the model as it was fitted (`for_each_batch`), asks the
-curvature for the alignments of these inputs with the training examples (`alignments`, `variance_terms`), and joins the
-results of the batches (`join_batches`).
+Every method of a tracer iterates over batches of inputs with the model as it was fitted (`for_each_batch`), gets their
+alignments with the training examples from the curvature (`alignments`, `variance_terms`), and joins the results of the
+batches (`join_batches`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from whence.runtime.model_state import check_evaluation_mode, fingerprint, locke
 
 @dataclass(frozen=True, repr=False)
 class Fitted(Shown):
-    """A trained network with its curvature and the weights of its training examples; `Tracer` adds the questions.
+    """A trained network with its curvature and the weights of its training examples; `Tracer` adds the methods.
 
     Attributes:
         problem: the linearized training problem.
@@ -54,14 +54,14 @@ class Fitted(Shown):
         meats: weights of the training examples in each estimator.
         adjusted: leave-one-out residuals and leverages.
         step: the Newton step to the optimum of the linearized model.
-        loo: what is left out, one after the other.
-        sigma: (k, k) covariance of the residuals, as the likelihood has it.
-        noise_scale: what the inverse curvature is multiplied by in Laplace's reading: noise variance, or dispersion.
+        loo: the units that are left out, one after the other.
+        sigma: (k, k) covariance of the residuals, as defined by the likelihood.
+        noise_scale: factor of the inverse curvature in Laplace's variance: noise variance, or dispersion.
         hc1_factor: HeC1 over HeC0.
         diagnostics: what was approximated, guarded or repaired.
-        fingerprints: of the model's parameters and buffers when it was fitted.
+        fingerprints: fingerprints of the model's parameters and buffers when it was fitted.
         held_out: (n,) for classes, the squared errors of models of the same kind that were trained without the example,
-            summed over the classes; NaN where none was. `None` where they are not known.
+            summed over the classes; NaN if there was none. `None` if they are not known.
     """
 
     problem: Linearization
@@ -85,21 +85,21 @@ class Fitted(Shown):
 
     @property
     def residuals(self) -> Tensor:
-        """(n, k) residuals of the training examples; of the recentered model if it was asked for.
+        """(n, k) residuals of the training examples; those of the recentered model if `recenter` was set.
 
-        Minus the gradient of the loss in the outputs: y - f(x) for squared error, y - p for classes. Sample weights are
-        not in them; an example of weight zero has none.
+        Minus the gradient of the loss in the outputs: y - f(x) for squared error, y - p for classes. They do not
+        contain sample weights; an example of weight zero has none.
         """
         return self.problem.unweighted(self.problem.isometric(self.weighted_residuals))
 
     @property
     def weighted_residuals(self) -> Tensor:
-        """(n, k) residuals with the sample weights multiplied in: what leave-one-out residuals are computed from."""
+        """(n, k) residuals times the sample weights, from which leave-one-out residuals are computed."""
         return self.meats.roots["hec0"].sum(2)
 
     @property
     def loo_residuals(self) -> Tensor:
-        """(n, k) residuals each training example would have, had it been left out."""
+        """(n, k) residuals that each training example would have if it were left out."""
         return self.problem.unweighted(self.problem.isometric(self.adjusted.hec3))
 
     @property
@@ -114,7 +114,7 @@ class Fitted(Shown):
 
     @property
     def counted(self) -> Tensor:
-        """(n,) which training examples count in the loss: those with a sample weight above zero."""
+        """(n,) which training examples count in the loss: those with a positive sample weight."""
         weights = self.problem.sample_weights
         if weights is None:
             return torch.ones(self.problem.n, dtype=torch.bool, device=self.problem.device)
@@ -122,7 +122,7 @@ class Fitted(Shown):
 
     @property
     def all_outputs(self) -> bool:
-        """Whether the network answers once an example, and the fit looked at all outputs."""
+        """Whether the network has one output vector per example, and the fit used all outputs."""
         return not self.problem.dense and self.problem.sketch is None
 
     @abstractmethod
@@ -137,7 +137,7 @@ class Fitted(Shown):
 def leave_one_out_leverage(fitted: Fitted) -> Tensor:
     """(n, k, k) leverage J_i F_(-i)^-1 J_i^T = (I - Q_i L_i)^-1 Q_i of each training example in the fit without it.
 
-    An approximate curvature behaves as if it did not contain the example, so that its blocks Q_i serve as they are.
+    An approximate curvature behaves as if it did not contain the example, so its blocks Q_i are used as they are.
     """
     blocks = fitted.bread.leverage_blocks
     if fitted.loo.policy != "exact":
@@ -148,7 +148,7 @@ def leave_one_out_leverage(fitted: Fitted) -> Tensor:
 
 
 def check_count(given: Any, name: str, instead: str = "", least: int = 1) -> None:
-    """Raise unless a number of examples is a whole number; an array may be meant for something else."""
+    """Raise unless a number of examples is an integer; an array may have been meant for another argument."""
     if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < least:
         hint = instead if hasattr(given, "shape") else ""
         raise InputError(
@@ -163,7 +163,7 @@ def check_level(given: Any) -> None:
 
 
 def check_ungrouped(fitted: Fitted) -> None:
-    """Raise where examples were left out in groups: their leave-one-out residuals are not their own."""
+    """Raise if examples were left out in groups: their leave-one-out residuals are not their own."""
     if fitted.loo.groups is not None:
         raise InputError(
             "expected a fit without groups to attribute variances to single examples, got one with groups, whose "
@@ -174,10 +174,10 @@ def check_ungrouped(fitted: Fitted) -> None:
 def check_variances(
     problem: Linearization, found: Mapping[str, Tensor], where: str, inputs: Inputs | None = None
 ) -> None:
-    """Raise where variances of predictions overflow; HeC1 may be infinite by its definition.
+    """Raise if variances of predictions overflow; HeC1 may be infinite by its definition.
 
-    An input whose own gradient is not finite, as that of a square root at zero, may have variances (m, ...) that are
-    not numbers: that is no fault of the scale.
+    An input with a non-finite gradient, as of a square root at zero, may have variances (m, ...) that are NaN. That is
+    not a problem of scale.
     """
     for name, values in found.items():
         if name == "hec1" or bool(torch.isfinite(values).all()):
@@ -198,13 +198,13 @@ def _finite_gradients(problem: Linearization, inputs: Inputs) -> Tensor:
 
 @contextmanager
 def using_model(fitted: Fitted) -> Iterator[None]:
-    """Use the model as it was fitted, and leave it as found."""
+    """Use the model as it was fitted, and restore its state afterwards."""
     model = fitted.problem.network.model
     with locked(model):
         _check_unchanged(fitted)
         with preserved(model), rounded_products(True if fitted.bread.problem.precision != "float32" else None):
             for parameter in fitted.problem.selection.parameters.values():
-                parameter.requires_grad_(True)  # a model may be frozen after its fit; restored on exit
+                parameter.requires_grad_(True)  # the model may have been frozen after its fit; restored on exit
             yield
 
 
@@ -240,10 +240,10 @@ def for_each_batch(
     *,
     plain: bool = False,
 ) -> list[T]:
-    """Do something with every batch, checked and on the model's device; in halves, where the device cannot hold it.
+    """Apply `work` to every batch, checked and on the model's device; in halves if the device cannot hold it.
 
-    Inputs are a batch as in training, or a loader or list of batches. `work` gets a batch and words that name it: the
-    batch as it is if `plain`, else a view of the predicted classes where all outputs would be too many.
+    Inputs are a batch as in training, or a loader or list of batches. `work` gets a batch and its name. The batch is
+    unchanged if `plain`, else a view of the predicted classes if all outputs would be too many.
     """
     notes: list[str] = []
     chunks = Chunks(notes, "predictions")
@@ -262,7 +262,7 @@ def for_each_batch(
 
 
 def inputs_of(fitted: Fitted, x: Any, plain: bool = False) -> Iterator[tuple[Inputs, str]]:
-    """Yield every batch, checked and on the model's device, and words that name it; within `using_model`."""
+    """Yield every batch, checked and on the model's device, and its name; within `using_model`."""
     number = -1
     for number, inputs in enumerate(_batches(fitted, x)):
         where = f"batch {number} of the inputs to predict"
@@ -293,7 +293,7 @@ def _batches(fitted: Fitted, x: Any) -> Iterator[Inputs]:
 
 
 def _predicted_view(fitted: Fitted, inputs: Inputs) -> Inputs:
-    """A view of the predicted class at all positions; of all outputs where there are no classes."""
+    """A view of the predicted class at all positions; of all outputs if there are no classes."""
     with torch.no_grad():
         outputs = fitted.problem.network.shaped(inputs)
     best = predicted_outputs(fitted, outputs)
@@ -302,9 +302,9 @@ def _predicted_view(fitted: Fitted, inputs: Inputs) -> Inputs:
 
 
 def predicted_outputs(fitted: Fitted, outputs: Tensor) -> Tensor | None:
-    """(m, t) where among all outputs of an example (m, ..., k) the predicted class of each of its t positions is.
+    """(m, t) index of the predicted class at each of t positions, among all outputs of an example (m, ..., k).
 
-    `None` where outputs are not the classes of one choice.
+    `None` unless the outputs are classes of a single choice.
     """
     likelihood, k = fitted.problem.likelihood, outputs.shape[-1]
     if not (likelihood.has_classes and likelihood.couples_outputs):
@@ -314,7 +314,7 @@ def predicted_outputs(fitted: Fitted, outputs: Tensor) -> Tensor | None:
 
 
 def alignments(fitted: Fitted, inputs: Inputs) -> Alignments:
-    """As `FittedCurvature.alignments` yields them, in the precision of the problem."""
+    """The alignments of `FittedCurvature.alignments`, in the precision of the problem."""
     dtype = fitted.problem.dtype
     for which, chunks in fitted.bread.alignments(inputs):
         yield which, ((rows, aligned.to(dtype)) for rows, aligned in chunks)
@@ -328,7 +328,7 @@ def whole_alignments(fitted: Fitted, inputs: Inputs) -> Iterator[tuple[slice, Te
 
 @dataclass(frozen=True)
 class Terms:
-    """What every training example adds to the variance of each prediction.
+    """The contribution of every training example to the variance of each prediction.
 
     With alignments a_i = J F_lam^-1 J_i^T, noise covariance Sigma and leave-one-out residuals u_i:
 
@@ -336,7 +336,7 @@ class Terms:
         ho: (m, n) trace of a_i Sigma a_i^T.
         hec3: (m, n) |a_i u_i|^2.
         alignment: (m, n) Frobenius norm of a_i.
-        pull: (m, n, k) a_i u_i, which is f(x) - f_(-i)(x): how far the example holds the prediction from where it
+        pull: (m, n, k) a_i u_i, which is f(x) - f_(-i)(x): how far the example moves the prediction from where it
             would be without it.
     """
 
@@ -351,10 +351,10 @@ class Terms:
 
 
 def variance_terms(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Iterator[tuple[slice, Terms]]:
-    """Yield (which predictions, their terms) for as many inputs of a batch as memory allows at once.
+    """Yield (which predictions, their terms) for as many inputs of a batch as fit in memory at once.
 
-    With `apart`, each output that is seen is a prediction of its own, one input's after the other's; else those of an
-    input are one prediction.
+    With `apart`, each visible output is a prediction of its own, ordered by input; else those of an input are one
+    prediction.
     """
     problem = fitted.problem
     k = problem.output_count(inputs)
@@ -385,7 +385,7 @@ def _terms(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: in
     ho, hec3, alignment = (torch.empty(m, n, dtype=problem.dtype, device=problem.device) for _ in range(3))
     pull = torch.empty(m, n, k, dtype=problem.dtype, device=problem.device)
     noise, loo = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
-    for rows, aligned in chunks:  # (m, k, n, k), in the precision it was computed in: squares and sums are too
+    for rows, aligned in chunks:  # (m, k, n, k), in the precision of their computation: squares and sums keep it
         noise, loo = noise.to(aligned.dtype), loo.to(aligned.dtype)
         alignment[:, rows] = _squares(aligned.permute(2, 3, 0, 1)).sqrt().T
         ho[:, rows] = _squares(_times_roots(aligned, noise if len(noise) == 1 else noise[rows])).T
@@ -396,7 +396,7 @@ def _terms(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: in
 
 
 def check_traced(problem: Linearization, found: Mapping[str, Tensor], inputs: Inputs) -> None:
-    """Raise where variances (m, 1) by name are no numbers: for gradients that are none, or for their scale."""
+    """Raise if variances (m, 1) by name are NaN, either because gradients are or because of their scale."""
     if all(bool(torch.isfinite(one).all()) for one in found.values()):
         return
     bad = (~_finite_gradients(problem, inputs)).nonzero().squeeze(1).tolist()
@@ -410,7 +410,7 @@ def check_traced(problem: Linearization, found: Mapping[str, Tensor], inputs: In
 
 
 SQUARED_AT_ONCE = 2**18
-"""Numbers that are squared in one go on a CPU, so that they stay in its cache."""
+"""Numbers that are squared at once on a CPU, so that they stay in its cache."""
 
 
 def _squares(values: Tensor) -> Tensor:
@@ -434,7 +434,7 @@ def _times_roots(aligned: Tensor, roots: Tensor) -> Tensor:
 def training_examples(
     fitted: Fitted, index: Tensor, label: str | None = None
 ) -> Iterator[tuple[Tensor, Inputs, Tensor]]:
-    """Yield (which of some training examples, their inputs, their targets), batch by batch; progress has a label."""
+    """Yield (which of these training examples, their inputs, their targets), batch by batch; `label` names progress."""
     problem = fitted.problem
     for batch in problem.batches.read(None) if label is None else problem.read(label):
         here = index[(index >= batch.start) & (index < batch.start + batch.size)]
@@ -444,7 +444,7 @@ def training_examples(
 
 
 def evenly_spaced(index: Tensor, most: int) -> Tensor:
-    """At most so many of some examples, evenly spaced.
+    """At most `most` of some examples, evenly spaced.
 
     Examples:
         >>> evenly_spaced(torch.arange(10), 4)
@@ -456,7 +456,7 @@ def evenly_spaced(index: Tensor, most: int) -> Tensor:
 
 
 def divide(numerator: Tensor, denominator: Tensor, otherwise: float) -> Tensor:
-    """A ratio where the denominator is above zero, and `otherwise` elsewhere."""
+    """The ratio where the denominator is positive, and `otherwise` elsewhere."""
     ratio = numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny)
     return torch.where(denominator > 0, ratio, otherwise)
 
@@ -471,7 +471,7 @@ R = TypeVar("R")
 
 
 def join_batches(results: Sequence[R]) -> R:
-    """Results of several batches as one."""
+    """Join the results of several batches."""
     return combine(results, torch.cat)
 
 

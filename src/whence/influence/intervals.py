@@ -1,9 +1,9 @@
-"""Intervals of new observations: as wide as the noise where they are, and as often right as they promise.
+"""Intervals of new observations that adapt to the local noise and have the stated coverage.
 
-Variances of a prediction say how far it would move with other training data; a new observation lies further off, by its
-own noise. HeC3 / Ho estimates how much larger than usual the noise is around an input, at no cost. How far that is to
-be believed, and how many such standard deviations an interval needs, comes from errors at training examples that the
-model had not seen: conformal calibration.
+The variance of a prediction says how far it would move with other training data. A new observation has its own noise in
+addition. HeC3 / Ho estimates how much larger than usual the noise is around an input, at no cost. Conformal calibration
+determines how far to believe this ratio, and how many such standard deviations an interval needs. It uses errors at
+training examples that the model had not seen.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from whence.results import Uncertainty
 LEVEL = 0.95
 ESTIMATORS = ("ho", "hec3", "laplace")
 CALIBRATION_EXAMPLES = 2000
-"""Training examples, evenly spaced, that intervals are calibrated on."""
+"""Number of training examples, evenly spaced, on which intervals are calibrated."""
 
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
-"""How far HeC3 / Ho is believed: zero is noise that is the same everywhere, one takes the ratio as it is."""
+"""How far HeC3 / Ho is believed: zero means the same noise everywhere, one takes the ratio as it is."""
 
 CLEARLY_BETTER = 1e-3
-"""Of the mean log-likelihood: a larger exponent must gain this much."""
+"""Gain of the mean log-likelihood that a larger exponent must bring."""
 
 BIN, MOST_BINS = 100, 5
-"""Calibration examples in a bin, at least, and number of bins, at most."""
+"""Fewest calibration examples in a bin, and most bins."""
 
 FREEDOM, MEDIAN = 4.0, 0.7407
-"""Degrees of freedom of the t distribution that exponents are judged by, and the median of its absolute value."""
+"""Degrees of freedom of the t distribution that compares exponents, and the median of its absolute value."""
 
 FAR = 0.25
-"""Exponent of the leverage above the ordinary one. Where data are scarce the model is wrong in ways that its variance
-does not know: without this, 95 % intervals held .89 of such rows on seven tables."""
+"""Exponent of the leverage above the ordinary one. If data are scarce, the model is wrong in ways that its variance
+does not reflect: without this, 95 % intervals held .89 of such rows on seven tables."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Intervals:
     """Half-widths q s(x) of intervals of new observations, for each of k outputs.
 
     s^2(x) = (HeC3(x) + noise r(x)^exponent) max(1, scarcity)^(1/4). r(x) is the average of the squared leave-one-out
-    residuals of the training examples that the prediction leans on, relative to that of all: HeC3 / Ho up to a factor.
+    residuals of the training examples behind the prediction, relative to that of all: HeC3 / Ho up to a factor.
     Scarcity is the leverage relative to that of a training example that was left out. q is the conformal quantile of
-    |error| / s over training examples that the model had not seen, those with a scale s like this one: bins of equal
-    size, up to five where there are enough examples, so that wide and narrow intervals hold what they promise alike.
+    |error| / s over training examples that the model had not seen and whose scale s is similar: bins of equal size, up
+    to five if there are enough examples, so that wide and narrow intervals have the same coverage.
 
     Attributes:
         noise: (k,) mean variance of a new observation around the regression function.
@@ -84,8 +84,8 @@ class Intervals:
 
         Args:
             fitted: the fit.
-            errors: (n, k) errors of models that were trained without the example, NaN where there was none; the
-                leave-one-out residuals of the fit when `None`.
+            errors: (n, k) errors of models that were trained without the example, NaN if there was none. `None` for the
+                leave-one-out residuals of the fit.
         """
         loo, residuals = fitted.loo_residuals.double().cpu(), fitted.residuals.double().cpu()
         errors = (loo if errors is None else errors.double()).reshape(len(loo), -1)
@@ -107,7 +107,7 @@ class Intervals:
         return replace(found, scales=ordered, scores=sizes.gather(0, order) / ordered)
 
     def scale(self, variances: Mapping[str, Tensor]) -> Tensor:
-        """(m, k) s(x), above zero, from Ho, HeC3 and Laplace's variance."""
+        """(m, k) s(x), positive, from Ho, HeC3 and Laplace's variance."""
         ho, hec3, laplace = (variances[name] for name in ESTIMATORS)
         local = divide(hec3, ho, 1.0) * self.relative
         scarcity = divide(laplace, self.ordinary.expand_as(laplace), 1.0).clamp_min(1.0)
@@ -125,7 +125,7 @@ class Intervals:
 
 
 def conformal_quantile(scores: Tensor, level: float) -> Tensor:
-    """(k,) the ceil(level (s + 1))th smallest of scores (s, k); the largest, where that is more than there are.
+    """(k,) the ceil(level (s + 1))th smallest of scores (s, k), or the largest if there are too few.
 
     Examples:
         >>> conformal_quantile(torch.arange(1.0, 101.0).unsqueeze(1), 0.95)
@@ -140,9 +140,9 @@ def _variances(uncertainty: Uncertainty) -> dict[str, Tensor]:
 
 
 def _best(sizes: Tensor, scales: Tensor) -> int:
-    """Which of several scales (e, s) fits errors of these sizes (s,) best; of equally good ones the first.
+    """The index of the scale, among several (e, s), that fits errors of these sizes (s,) best; the first of ties.
 
-    By the log-likelihood of a t distribution with these scales times one factor, which the median gives.
+    By the log-likelihood of a t distribution with these scales times one factor, which is set by the median.
     """
     scaled = sizes / scales
     unit = scaled.median(dim=1, keepdim=True).values.clamp_min(torch.finfo(sizes.dtype).tiny) / MEDIAN
@@ -157,7 +157,7 @@ def _best(sizes: Tensor, scales: Tensor) -> int:
 def left_out_variances(fitted: Fitted, index: Tensor) -> dict[str, Tensor]:
     """(s, k) variances of some training examples, each in the fit without it.
 
-    An example has weight h in its own prediction, which it loses; that of all others grows by 1 / (1 - h). Off-diagonal
+    An example loses its weight h in its own prediction; the weight of all others grows by 1 / (1 - h). Off-diagonal
     leverage between outputs is ignored. An approximate curvature behaves as if it did not contain the example.
     """
     places = torch.zeros(fitted.problem.n, dtype=torch.bool, device="cpu")

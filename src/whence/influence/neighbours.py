@@ -1,16 +1,16 @@
 """Leverage and neighbours of a prediction in a metric without labels.
 
-The gradient g of a prediction, that of the predicted class's output, or of all outputs of a regression or of several
-labels, is compared with the gradients g_i of the training examples' own predictions. No Hessian of a loss and no
-residual enters, so that all losses and all structures share the same leverages
+The gradient g of a prediction is compared with the gradients g_i of the training examples' own predictions. It is the
+gradient of the predicted class's output, or of all outputs of a regression or of several labels. Neither a Hessian of
+the loss nor a residual is used, so that all losses and all structures share the same leverages
 
     q = g^T (sum_i g_i g_i^T + lambda)^-1 g
 
-and the same weights of the training examples, a_i^2 with the alignments a_i = g^T (...)^-1 g_i. Logits have no unit:
-gradients of classes have length one, and lambda is as strong as one training example, so that q is 1 / (1 + c) for c
-training examples like this one. For regression lambda is the ridge of the fit.
+and the same weights of the training examples, a_i^2 with the alignments a_i = g^T (...)^-1 g_i. Logits have no unit, so
+gradients of classes are scaled to length one, and lambda equals the contribution of one training example: q is
+1 / (1 + c) for c training examples like this one. For regression lambda is the ridge of the fit.
 
-Of classes, distances between what the last layer is given count too: see `whence.influence.features`.
+For classes, distances between inputs of the last layer count too: see `whence.influence.features`.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from whence.linalg import eigh, solve_lower
 from whence.runtime.execution import partial_data_error
 
 FEATURES = 2048
-"""Random projections of a gradient, where there are more weights."""
+"""Number of random projections of a gradient, if there are more weights."""
 
 LEADING = 512
-"""Leading directions of these, for classes where none of many examples are named: of what lies along all others only
-the length counts. With a network that has seen 50,000 images of MNIST once, 97 % of verdicts are the same as along all
+"""Number of leading directions of these, for classes if none of many examples are named. Along all others only the
+length counts. With a network that has seen 50,000 images of MNIST once, 97 % of verdicts are the same as along all
 2,048 (`benchmarks/price.py`)."""
 
 LEAF_FEATURES = 768
-"""Leading directions of the leaves of trees, where there are more leaves."""
+"""Number of leading directions of the leaves of trees, if there are more leaves."""
 
 ITERATIONS = 3
 """Steps of the subspace iteration that finds leading directions."""
 
 FEATURE_SHARE = 0.2
-"""Of the memory of the fit that the features of all training examples take at most."""
+"""Largest share of the fit's memory for the features of all training examples."""
 
 LEAST_RIDGE = 1e-9
 """Lambda for a regression without a ridge, in units of the mean squared length of the gradients."""
 
 MOST_DIRECTIONS = 4
-"""Directions of the outputs that are looked at, in a regression or where every output has a label of its own."""
+"""Number of directions of outputs, for a regression or if every output has its own label."""
 
 WEIGHED_AT_ONCE = 2**24
-"""Numbers (predictions times training examples) that are computed in one go."""
+"""Numbers (predictions times training examples) that are computed at once."""
 
 
 @dataclass(frozen=True)
@@ -64,30 +64,29 @@ class Neighbours:
     """Gradients of the training examples' predictions, whitened by their own second moments."""
 
     features: Projected | LeafFeatures
-    directions: Tensor | None  # (c, k) of the outputs that are looked at; `None` for that of the predicted class
+    directions: Tensor | None  # (c, k) directions of outputs; `None` for the output of the predicted class
     unit_length: bool  # whether gradients have length one
-    leading: Tensor | None  # (features, r) leading directions of the features, where there are more than these
+    leading: Tensor | None  # (features, r) leading directions of the features, if not all of them are kept
     whitening: Tensor  # (r, r) a lower triangle, whose transpose is a root W of (sum_i g_i g_i^T + lambda)^-1
-    # (n, c, r) W^T g_i of the training examples; zero for those that do not count. Where directions leave part of the
-    # gradient out, (n, c, r + c): the lengths of what is left out follow, along directions of their own
+    # (n, c, r) W^T g_i of the training examples; zero for those that do not count. If directions leave out part of the
+    # gradient, (n, c, r + c): the last c coordinates hold the length of that part
     gradients: Tensor
-    outside: float  # lambda, and the second moment of the training examples along directions that are left out
+    outside: float  # lambda, plus the second moment of the training examples along directions that are left out
     notes: tuple[str, ...]  # what is approximated
 
     @classmethod
     def of(
         cls, fitted: Fitted, codes: tuple[float, float] | None, quick: bool = False
     ) -> tuple[Neighbours, Tensor, Answered | None]:
-        """From one pass over the training data; within `using_model`.
+        """Compute them in one pass over the training data, within `using_model`.
 
-        Also the probabilities (n,) that the network gives its own answers, and the features of its last layer, with
-        the answers that it gives,
-        `None` without classes or without such a layer.
+        Also returns the network's probabilities (n,) for its own answers, and the features of its last layer with these
+        answers; the latter is `None` without classes or without such a layer.
 
         Args:
             fitted: the fit.
-            codes: what targets are for other classes and for the class itself; `None` where there are no classes.
-            quick: compare gradients along few leading directions, for classes.
+            codes: target values for other classes and for the class itself; `None` without classes.
+            quick: for classes, compare gradients along few leading directions.
         """
         problem, classes = fitted.problem, codes is not None
         one_class = classes and not has_several_labels(fitted)
@@ -129,7 +128,7 @@ class Neighbours:
         moments.diagonal().add_(ridge)
         eye = torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
         whitening = solve_lower(torch.linalg.cholesky(moments), eye)
-        single = classes and not whitening.is_cuda  # lambda is strong then: single precision serves, but TF32 would not
+        single = classes and not whitening.is_cuda  # lambda is large, so single precision suffices, but TF32 does not
         whitening = whitening.to(working_precision(problem) if single else problem.dtype)
         notes = []
         if features.size < problem.selection.size:
@@ -158,7 +157,7 @@ class Neighbours:
     def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
         """(m, c, r) whitened gradients, whose inner products are leverages and alignments.
 
-        Also the outputs (m, ..., k), and what the last layer is given.
+        Also the outputs (m, ..., k), and the input of the last layer.
         """
         how = self.features, self.directions, self.unit_length, self.leading
         rows, outputs, rest, given = prediction_gradients(fitted, inputs, *how)
@@ -170,7 +169,7 @@ class Neighbours:
         return self.gradients.square().sum((1, 2)) / self.gradients.shape[1]
 
     def leverages_without(self) -> Tensor:
-        """(n,) the same, each in the fit without it: the trace of H (1 - H)^-1 for its block H of the hat matrix."""
+        """(n,) the same, each in the fit without the example: the trace of H (1 - H)^-1 for its hat block H."""
         blocks = (self.gradients @ self.gradients.mT).double()
         values = eigh(blocks)[0].clamp(0.0, 1.0 - 1e-9)
         return (values / (1.0 - values)).sum(1).to(self.gradients.dtype) / blocks.shape[1]
@@ -187,7 +186,7 @@ class Neighbours:
             yield slice(low, low + len(some)), aligned.square().sum((1, 3)).to(whitened.dtype)
 
     def moments(self, weights: Tensor) -> Tensor:
-        """(r, r) sum of whitened gradients' outer products, training examples weighted (n,): weights of all in one."""
+        """(r, r) weighted sum over training examples, with weights (n,), of outer products of whitened gradients."""
         flat = self.gradients[..., : len(self.whitening)].flatten(0, 1)
         return (flat * weights.to(flat.dtype).repeat_interleave(self.gradients.shape[1]).unsqueeze(1)).T @ flat
 
@@ -202,14 +201,14 @@ def prediction_gradients(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """(m, c, r) gradients of the predictions of one batch, as features, and the outputs (m, ..., k).
 
-    Of trees, and along leading directions, also the squared lengths (m, c) of what is left out. At last what the last
-    layer is given (m, d).
+    For trees, and along leading directions, also the squared lengths (m, c) of the parts left out. The last value is
+    the input (m, d) of the last layer.
 
     Args:
         fitted: the fit.
-        inputs: of the batch.
+        inputs: inputs of the batch.
         features: projections of a gradient.
-        directions: (c, k) of the outputs; `None` for the output of the predicted class.
+        directions: (c, k) directions of outputs; `None` for the output of the predicted class.
         unit_length: divide gradients by their length.
         leading: (features, r) directions of the features to keep; `None` for all.
     """
@@ -220,7 +219,7 @@ def prediction_gradients(
     view: Inputs = inputs
     if directions is None:
         predicted = predicted_outputs(fitted, outputs)
-        if predicted is None:  # squared error on a code of classes
+        if predicted is None:  # squared error on coded classes
             predicted = outputs.reshape(len(outputs), -1, outputs.shape[-1]).argmax(2)
             predicted = predicted + outputs.shape[-1] * torch.arange(predicted.shape[1], device=outputs.device)
         view = SelectedOutputs(inputs, predicted)
@@ -249,8 +248,8 @@ def prediction_gradients(
 def leading_subspace(moments: Tensor, count: int) -> tuple[Tensor, Tensor, float]:
     """(r, count) orthonormal directions that nearly span the leading ones of moments (r, r), by subspace iteration.
 
-    Also the moments along them, and their mean along all others, weighted with themselves: what a gradient of the
-    training set finds there.
+    Also the moments along them, and the mean of the moments along all others, weighted by themselves: the moment that a
+    training gradient sees there on average.
 
     Examples:
         >>> vectors, inside, outside = leading_subspace(torch.diag(torch.tensor([9.0, 1.0, 2.0])), 2)
@@ -270,13 +269,13 @@ def leading_subspace(moments: Tensor, count: int) -> tuple[Tensor, Tensor, float
 
 
 def along(rows: Tensor, directions: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-    """Coordinates (n, c, r) of rows (n, c, features) of squared lengths (n, c), and what they leave of these."""
+    """Coordinates (n, c, r) of rows (n, c, features) with squared lengths (n, c), and the squared lengths left over."""
     inside = rows @ directions
     return inside, (squares - inside.square().sum(2)).clamp_min(0.0)
 
 
 def leaf_features(fitted: Fitted, model: LeafSum, most: int) -> LeafFeatures:
-    """The leading directions of the leaves: those of the fit, where it has them."""
+    """The leading directions of the leaves: those of the fit if it has them."""
     known = getattr(fitted.bread, "features", None)
     if not isinstance(known, LeafFeatures):
         columns = max(1, min(most // model.leaf_values.shape[1], len(model.scale)))
@@ -285,9 +284,9 @@ def leaf_features(fitted: Fitted, model: LeafSum, most: int) -> LeafFeatures:
 
 
 def _own_leverage(white: Tensor, rest: Tensor, gradients: Tensor, ridge: float) -> Tensor:
-    """(n, c) what squared lengths (n, c) outside the features add to the leverages of training examples.
+    """(n, c) contribution of squared lengths (n, c) outside the features to the leverages of training examples.
 
-    There an example finds lambda and itself; a leverage is at most that of a gradient which nobody shares.
+    Outside, only lambda and the example itself count. A leverage is at most that of a gradient that no other shares.
     """
     inside = white.square().sum(2)
     whole = gradients.square().sum(2) + rest
@@ -300,7 +299,7 @@ def _with_rest(white: Tensor, rest: Tensor) -> Tensor:
 
 
 def output_directions(outputs: int) -> Tensor:
-    """(c, k) directions of outputs: each of a few, else random signs, the same in every call.
+    """(c, k) directions of outputs: each output if they are few, else random signs, the same in every call.
 
     Examples:
         >>> output_directions(2)
@@ -322,14 +321,13 @@ def predicted_probability(
 ) -> tuple[Tensor, Tensor]:
     """(m,) probability of the predicted class, and how often two labels drawn from the network's probabilities differ.
 
-    Of a network whose outputs are (m, ..., k); `nan` without classes. The mean over positions, and over outputs that
-    have labels of their own.
+    For outputs (m, ..., k); `nan` without classes. The mean over positions, and over outputs with their own labels.
 
     Args:
         fitted: the fit.
-        outputs: of the network.
-        codes: what targets are for other classes and for the class itself; `None` where there are no classes.
-        examples: training examples that these are, each to be predicted by the fit without it, where that is known.
+        outputs: outputs of the network.
+        codes: target values for other classes and for the class itself; `None` without classes.
+        examples: training examples that these are. Each is predicted by the fit without it, if that is known.
     """
     if codes is None:
         none = torch.full((len(outputs),), float("nan"), dtype=fitted.problem.dtype, device=outputs.device)
@@ -351,7 +349,7 @@ def predicted_probability(
 
 
 def nearest_probabilities(values: Tensor) -> Tensor:
-    """(m, k) probabilities nearest to values (m, k): not below zero, with sum one.
+    """(m, k) probabilities nearest to values (m, k): not negative, with sum one.
 
     Examples:
         >>> nearest_probabilities(torch.tensor([[1.2, 0.1, -0.1], [0.6, 0.5, 0.2]]))

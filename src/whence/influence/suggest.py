@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Suggestion(Shown):
-    """Examples in the order in which to take them.
+    """Examples in the order in which to check or label them.
 
     Attributes:
         index: (b,) positions, in the training set or in the pool.
-        score: (b,) why: the size of the studentized residual for labels to check; for inputs to label, the total
-            variance that the label takes away, after those before it.
-        total: (b,) for inputs to label, the total variance left; empty for labels to check. For classes variances of
-            logits are weighted by the loss's Hessian: what a certain answer is certain of does not count.
+        score: (b,) for labels to check, the size of the studentized residual; for inputs to label, the total variance
+            that the label removes, given the labels before it.
+        total: (b,) for inputs to label, the total variance left; empty for labels to check. For classes, variances of
+            logits are weighted by the loss's Hessian, so that directions in which an answer is certain do not count.
         kind: "labels to check" or "inputs to label".
 
     Examples:
@@ -41,11 +41,11 @@ class Suggestion(Shown):
     kind: str
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of suggestions."""
         return len(self.index)
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a suggestion, in order."""
+        """Return one row per suggestion, in order."""
         columns: dict[str, Sequence[Tensor | list[str]]] = {"index": [self.index], "score": [self.score]}
         if len(self.total):
             columns["total"] = [self.total]
@@ -73,16 +73,16 @@ class Suggestion(Shown):
 def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] | None, budget: int) -> Suggestion:
     """Inputs of a pool whose labels reduce the total variance most, one after the other.
 
-    The variance is that of the Bayesian reading, V = s^2 J F_lam^-1 J^T, which a label can only lower; Ho may rise
-    with a label where the ridge kept it low. Adding an input z with Jacobian J_z changes products of any two inputs by
+    The variance is the Bayesian one, V = s^2 J F_lam^-1 J^T, which a label can only lower; Ho may rise with a label if
+    the ridge kept it low. Adding an input z with Jacobian J_z changes products of any two inputs by
 
         V(x, x') -= V(x, z) (1 / s^2) (I + V(z, z) / s^2)^-1 V(z, x')
 
-    without training, since its label does not enter. Choosing greedily with these updates, two copies of one input are
-    not both chosen while anything else would help more. For losses with a Hessian L = R R^T in the outputs, R^T V R
-    takes the place of V: a label is worth L, and tr L V, summed over inputs, is twice the expected excess loss.
+    without training, since its label is not needed. With these updates, a greedy choice does not take two copies of one
+    input while anything else would help more. For losses with a Hessian L = R R^T in the outputs, R^T V R replaces V: a
+    label is worth L, and tr L V, summed over inputs, is twice the expected excess loss.
 
-    The variance of `test` is to fall, or that of the pool itself when `None`.
+    The variance of `test` is reduced, or that of the pool itself if `None`.
     """
     problem = fitted.problem
     p = sum(batch_size(batch, "the pool") for batch in pool)
@@ -127,7 +127,7 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
 
 
 def _hessian_roots(fitted: Fitted, batches: Sequence[Inputs]) -> Tensor:
-    """(p, k, q) roots of the loss's Hessian for labels as the network expects them."""
+    """(p, k, q) roots of the loss's Hessian, for labels distributed as the network predicts."""
     problem = fitted.problem
     likelihood = problem.likelihood
     found = []

@@ -1,4 +1,4 @@
-"""What every training example does to the fit, how doubtful its label is, and how many labels are wrong in all."""
+"""The effect of every training example on the fit, how doubtful its label is, and how many labels are wrong in all."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def cooks_distance(fitted: Fitted) -> Tensor:
-    """(n,) how far the fit moves when an example leaves it, in units of what the fit as a whole may move.
+    """(n,) how far the fit moves without an example, relative to how far the fit as a whole may move.
 
-    D_i = (w - w_(-i))^T F_lam (w - w_(-i)) / (dof s^2), which is u_i^T Q_i u_i / (dof s^2) with the leverage block Q_i
-    and the leave-one-out residual u_i, dof the effective degrees of freedom and s^2 the noise variance (or dispersion).
-    It is Cook's where there is no ridge and the noise is the unbiased one.
+    D_i = (w - w_(-i))^T F_lam (w - w_(-i)) / (dof s^2), which is u_i^T Q_i u_i / (dof s^2) with the leverage block Q_i,
+    the leave-one-out residual u_i, the effective degrees of freedom dof and the noise variance (or dispersion) s^2.
+    It is Cook's distance if there is no ridge and the noise is unbiased.
     """
     left_out = fitted.adjusted.hec3
     if fitted.loo.policy == "clip":
@@ -39,17 +39,17 @@ def cooks_distance(fitted: Fitted) -> Tensor:
 
 
 def _own_change(fitted: Fitted) -> Tensor:
-    """(n, k) how far the outputs of each example move when it leaves: Q_i u_i, whatever the policy made of Q_i.
+    """(n, k) how far the outputs of each example move without it: Q_i u_i, for any leverage policy.
 
-    Leave-one-out residuals are u_i = e_i + L_i Q_i u_i under true leverages, and e_i + L_i Q_i e_i under "one_plus_q".
-    Only "clip" takes the way back through the inverse of L_i, which is nearly singular where probabilities are certain.
+    Leave-one-out residuals are u_i = e_i + L_i Q_i u_i with true leverages, and e_i + L_i Q_i e_i with "one_plus_q".
+    Only "clip" needs the inverse of L_i, which is nearly singular where probabilities are certain.
     """
     residuals, adjusted, loo = fitted.weighted_residuals, fitted.adjusted.hec3, fitted.loo
     if loo.policy == "clip":
         roots, change = fitted.problem.hessian_roots, adjusted - residuals
         if roots is None:
             return change
-        roots, change = (fitted.problem.isometric(one) for one in (roots, change))  # lengths matter to the inverse
+        roots, change = (fitted.problem.isometric(one) for one in (roots, change))  # the inverse depends on lengths
         chunks = few_at_once(roots @ roots.mT)
         inverse = torch.cat([torch.linalg.pinv(some, hermitian=True) for some in chunks])
         return (inverse @ change.unsqueeze(2)).squeeze(2)
@@ -59,27 +59,27 @@ def _own_change(fitted: Fitted) -> Tensor:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """How little each label fits what the other examples say."""
+    """How badly each label fits the other examples."""
 
     score: Tensor  # (n,) the size of the doubt, in the fit without the example
-    # (n,) the examples, the most doubtful label first: by their scores, or, of classes, by the network's own doubt. It
-    # orders labels too whose scores round to the same number; examples without a score come last
+    # (n,) the examples, the most doubtful label first: by their scores, or, for classes, by the network's own doubt. It
+    # also orders labels whose scores round to the same number. Examples without a score come last
     order: Tensor
 
 
 def label_suspicion(fitted: Fitted) -> Suspicion:
-    """How little each label fits what the other examples say.
+    """How badly each label fits the other examples.
 
     For squared error the size of the studentized residual, (e_i^T u_i / s^2)^1/2, times the root of the example's
-    weight. The residual alone forgives an example that pulls the fit towards its own label; the leave-one-out residual
-    alone blames one that has few others around it. This is their geometric mean: e / (s sqrt(1 - leverage)) for one
-    output.
+    weight. The residual alone is too small for an example that pulls the fit towards its own label. The leave-one-out
+    residual alone is too large for one with few others around it. This is their geometric mean:
+    e / (s sqrt(1 - leverage)) for one output.
 
     For other losses the largest entry of the residual at the prediction without the example, f - q e with its
-    leave-one-out leverage q: for classes 1 - p of the label there. It is bounded, where u, to first order, is not.
-    Examples are ordered by its logarithm, there or at the network's own prediction (`judged_change`), and by log-odds
-    where that is zero: a label that the network is certain of has a 1 - p below the smallest float. For sketched fits,
-    which do not know single outputs, its norm is taken.
+    leave-one-out leverage q: for classes 1 - p of the label there. It is bounded, unlike the first-order u. Examples
+    are ordered by its logarithm, there or at the network's own prediction (`judged_change`), and by log-odds where that
+    is zero: if the network is certain of a label, 1 - p is below the smallest float. Sketched fits do not know single
+    outputs, so their norm is used.
     """
     problem = fitted.problem
     if problem.sketch is not None:
@@ -97,15 +97,15 @@ def label_suspicion(fitted: Fitted) -> Suspicion:
 
 
 def suspicion_over_copies(fitted: Fitted, augment: Callable[[Any], Any], copies: int) -> Suspicion:
-    """`label_suspicion` for classes, each example predicted from changed copies of its input; the mean over them.
+    """`label_suspicion` for classes, averaged over predictions from changed copies of each example's input.
 
-    A network that was trained on flipped and shifted images remembers a wrong label for the image itself more firmly
+    A network that was trained on flipped and shifted images memorises a wrong label more firmly for the image itself
     than for another copy of it.
 
     Args:
         fitted: the fit.
-        augment: from the inputs of a batch to changed ones, at random, as in training.
-        copies: how many of each example.
+        augment: maps the inputs of a batch to randomly changed ones, as in training.
+        copies: number of copies of each example.
     """
     problem = fitted.problem
     if problem.sketch is not None or problem.likelihood.squared_error or not problem.likelihood.has_classes:
@@ -140,22 +140,21 @@ def _of_copies(fitted: Fitted, batch: Batch, augment: Callable[[Any], Any]) -> T
 
 
 def change_without(fitted: Fitted) -> Tensor:
-    """(n, k) from the network's outputs to each example's prediction in the fit without it."""
+    """(n, k) change from the network's outputs to each example's prediction in the fit without it."""
     change = -(leave_one_out_leverage(fitted) @ fitted.weighted_residuals.unsqueeze(2)).squeeze(2)
     return fitted.step.change + change if fitted.loo.recenter else change
 
 
 LEARNED = 0.5
-"""Share of the doubt about its labels that a network has lost by learning them, from which on it has learned them by
-heart."""
+"""A network has memorised its labels if training has removed at least this share of the doubt about them."""
 
 
 def judged_change(fitted: Fitted, change: Tensor) -> Tensor:
-    """(n, k) from the network's outputs to the predictions by which labels are put in order: `change_without`, or none.
+    """(n, k) change from the network's outputs to the predictions that rank labels: `change_without`, or none.
 
-    A network that has learned labels by heart is sure of wrong ones too: then they are judged by the fit without each
-    example. It has if the mean of 1 - p of all labels is less than half of what it is without them. Else, for classes,
-    the network judges itself: what leverages add is mostly noise then, and finds fewer of the wrong labels.
+    A network that has memorised labels is sure of wrong ones too, so labels are judged by the fit without each example.
+    It has memorised them if the mean of 1 - p of all labels is less than half of what it is without them. Otherwise,
+    for classes, the network's own prediction is used: leverages then add mostly noise and find fewer wrong labels.
     """
     problem = fitted.problem
     if not problem.likelihood.has_classes or not bool(fitted.counted.any()):
@@ -166,17 +165,17 @@ def judged_change(fitted: Fitted, change: Tensor) -> Tensor:
 
 
 def residuals_without(fitted: Fitted) -> Tensor:
-    """(n, k) residuals of each example at its prediction in the fit without it, sample weights multiplied in."""
+    """(n, k) residuals of each example at its prediction in the fit without it, times the sample weights."""
     return fitted.problem.residuals_after(change_without(fitted))
 
 
 def suggested_labels(fitted: Fitted) -> dict[str, Tensor]:
     """Columns (n, c) `label`, `suggested`, and `suggested_probability` for classes or `suggested_std` for numbers.
 
-    What is suggested is the prediction in the fit without the example: the most probable class, yes or no for each
-    output of a Bernoulli likelihood, or a number. The standard deviation is that of an observation around it,
+    The suggestion is the prediction in the fit without the example: the most probable class, yes or no for each output
+    of a Bernoulli likelihood, or a number. The standard deviation is that of an observation around it, from
     s^2 (1 / weight + leave-one-out leverage), so that suspicion is |label - suggested| / suggested_std for one output.
-    Examples that do not count have no label. Empty where a fit does not know single outputs, or targets are unknown.
+    Examples that do not count have no label. Empty if the fit does not know single outputs, or targets are unknown.
     """
     problem = fitted.problem
     likelihood, counted = problem.likelihood, fitted.counted.unsqueeze(1)
@@ -203,7 +202,7 @@ def suggested_labels(fitted: Fitted) -> dict[str, Tensor]:
 
 
 def class_names(fitted: Fitted) -> Sequence[Any] | None:
-    """The classes of trees, which know their names; `None` for numbers, and for networks, whose classes are numbers."""
+    """The names of the classes of trees; `None` for numbers, and for networks, whose classes are numbers."""
     model = fitted.problem.network.model
     return model.classes if isinstance(model, LeafSum) else None
 
@@ -218,7 +217,7 @@ def squared_influence(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, int]:
 
 
 def training_frame(fitted: Fitted, test: tuple[Tensor, int] | None) -> pandas.DataFrame:
-    """One row a training example; see `Tracer.training_frame`. `test` is `squared_influence` on test inputs."""
+    """One row per training example; see `Tracer.training_frame`. `test` is `squared_influence` on test inputs."""
     suspicion = label_suspicion(fitted)
     columns = {
         "leverage": fitted.leverage.sum(1),
@@ -247,19 +246,19 @@ LEAST_LABELS = 200
 """With fewer labels an estimate would rest on a handful of rows."""
 
 MOST_CONTRADICTED, MOST_OVERLAP = 0.2, 0.1
-"""Nothing is said where more labels than this are contradicted, in all or because classes overlap: wrong labels and
+"""There is no estimate if more labels than this are contradicted, in all or because classes overlap: wrong labels and
 hard cases cannot be distinguished there."""
 
 BINS = 60
 SHARES = numpy.linspace(0.0, 0.3, 301)
 HEIGHTS, POWERS = numpy.linspace(-10.0, 3.0, 27), numpy.geomspace(0.7, 8.0, 7)
-"""The grids of r, a and b, each point as likely beforehand."""
+"""The grids of r, a and b, with a uniform prior."""
 
 MENTIONED = 0.02
 """Contradictions beyond those of wrong labels are mentioned from this share on."""
 
 NONE = 0.15
-"""If no wrong label at all is at least this likely, over the most likely share, the interval starts at zero."""
+"""The interval starts at zero if the posterior of no wrong label is at least this share of its maximum."""
 
 
 @dataclass(frozen=True)
@@ -281,7 +280,7 @@ class WrongLabels:
     share: float = math.nan
     lower: float = math.nan
     upper: float = math.nan
-    overlap: float = 0.0  # share of labels that are contradicted beyond that
+    overlap: float = 0.0  # share of labels that are contradicted in addition
     unknown: str = ""  # why there is no estimate
 
     def __str__(self) -> str:
@@ -299,22 +298,21 @@ class WrongLabels:
 def wrong_labels(labels: Any, suggested: Any, probability: Any, classes: int) -> WrongLabels:
     """The share of wrong labels, or why it cannot be known.
 
-    Where classes overlap, the other rows contradict right labels too, but the more rarely the surer they are; a wrong
-    label is contradicted wherever it is. So the share r of wrong labels is what is left among the surest rows. With q
-    the rank of a row by the probability of its suggested label, from 0 for the surest to 1, a label is contradicted
-    with probability
+    If classes overlap, the other rows contradict right labels too, but more rarely the surer they are. A wrong label is
+    contradicted everywhere. So the share r of wrong labels is what remains among the surest rows. With q the rank of a
+    row by the probability of its suggested label, from 0 for the surest to 1, a label is contradicted with probability
 
         r + (1 - r c / (c - 1)) e(q),  logit e(q) = a + b logit(q)
 
-    for c classes, wrong labels being as likely in every row and of every class: a psychometric function with a lapse
-    rate. The share is the mode of its posterior, the interval holds 95 % of it. Where wrong labels lie close together
-    the model is unsure, they count as overlap, and the share is a lower bound.
+    for c classes, if wrong labels are equally likely in every row and of every class: a psychometric function with a
+    lapse rate. The share is the mode of its posterior, and the interval holds 95 % of it. Wrong labels that lie close
+    together make the model unsure; they count as overlap, and the share is a lower bound.
 
     Args:
         labels: (n,) indices of classes.
         suggested: (n,) the most probable class by a model that did not see the label.
-        probability: (n,) of that class.
-        classes: how many there are.
+        probability: (n,) probability of that class.
+        classes: number of classes.
     """
     contradicted = numpy.asarray(labels) != numpy.asarray(suggested)
     n = len(contradicted)

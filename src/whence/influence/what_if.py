@@ -1,21 +1,21 @@
-"""What if: predictions and variances after a change of the training set, without training again.
+"""What if: predictions and variances after a change of the training set, without retraining.
 
-With F the curvature, e and L residuals and Hessians of the examples S that are changed, C how often each counts beyond
-once, d the change of its residual and Q = J_S F^-1 J_S^T, one Newton step changes the weights by F^-1 J_S^T g with
+Let F be the curvature, e and L the residuals and Hessians of the changed examples S, C how often each counts beyond
+once, d the change of its residual and Q = J_S F^-1 J_S^T. One Newton step changes the weights by F^-1 J_S^T g with
 
     g = (I + C L Q)^-1 (C e + (I + C) d)
 
-and takes (I + C L Q)^-1 C L J_S F^-1 off every alignment with S. For squared error and recentered fits this is exact.
-It is computed from roots of the Hessians: with C L = U D U^T it is U (I + D U^T Q U)^-1 D U^T J_S F^-1. Q is as large
-as 1 / ridge along outputs that the loss does not see, as a constant added to all logits, and U takes them away at once.
+and subtracts (I + C L Q)^-1 C L J_S F^-1 from every alignment with S. For squared error and recentered fits this is
+exact. It is computed from roots of the Hessians: with C L = U D U^T it is U (I + D U^T Q U)^-1 D U^T J_S F^-1. Q is as
+large as 1 / ridge along outputs that do not change the loss, such as a constant added to all logits; U removes them.
 
-Elsewhere a changed label moves its own output far, and one Newton step goes much too far where the Hessian was small,
-as it is for a label that was certain. So the loss of the changed examples is taken as it is, and that of all others by
-its quadratic approximation. The outputs of S change by Q g, and at the new optimum
+For other losses a changed label moves its own output far, and one Newton step is much too long if the Hessian was
+small, as for a label that was certain. So the changed examples keep their true loss, and that of all others is
+approximated quadratically. The outputs of S change by Q g, and at the new optimum
 
     g = c v(Q g) - e + L Q g
 
-with c how often each example counts and v its new residual at its new output.
+where c is how often each example counts and v its new residual at its new output.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from whence.influence.fitted import Fitted, join_batches, training_examples, who
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import Likelihood
 
-NEWTON_STEPS, CONVERGED = 200, 1e-12  # most Newton steps, and the size of the last one over that of g
-ACCEPTED = 1e-6  # the same size where rounding ends Newton's method early, in float64
-# The smallest part of a Newton step, and the share of a step by which what is left must shrink: a loss that is flat on
-# both sides of the solution, as with large logits, would otherwise be crossed back and forth for ever.
+NEWTON_STEPS, CONVERGED = 200, 1e-12  # most Newton steps, and the size of the last one relative to g
+ACCEPTED = 1e-6  # the same size if rounding ends Newton's method early, in float64
+# The smallest part of a Newton step, and the share of a step by which the remainder must shrink. Otherwise a loss that
+# is flat on both sides of the solution, as with large logits, would be crossed back and forth for ever.
 SMALLEST_STEP, DECREASE = 1e-12, 1e-4
-SAME_LABEL = 64  # rounding errors of a residual within which a new label is the old one
-# The rounding error of a new leverage, over its distance from one, from which on that distance is not used; and the
-# largest rounding error with which there is an answer at all.
+SAME_LABEL = 64  # a new label equals the old one if the residual differs by at most so many rounding errors
+# The rounding error of a new leverage, relative to its distance from one, above which that distance is not used; and
+# the largest rounding error for which there is an answer at all.
 HIDDEN, LARGEST_ROUNDING = 1e-9, 1e-3
 
 
@@ -54,8 +54,8 @@ class WhatIf(Shown):
         change: (m, k) f'(x) - f(x).
         ho, hec3: (m, k) variances before.
         new_ho, new_hec3: (m, k) variances after, with the noise covariance of before.
-        mean: (m, k) outputs before, where all of them were looked at.
-        likelihood: of the network, which knows what its outputs mean.
+        mean: (m, k) outputs before, if all of them were used.
+        likelihood: likelihood of the network, which defines what its outputs mean.
 
     Examples:
         >>> one = torch.ones(1, 1)
@@ -117,7 +117,7 @@ class WhatIf(Shown):
 def read_change(
     fitted: Fitted, remove: Sequence[int], repeat: Sequence[int], relabel: Mapping[int, Any]
 ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-    """Counts (n,), changes of residuals (n, k) and targets as the likelihood encodes them, from a user's arguments."""
+    """Counts (n,), changes of residuals (n, k) and encoded targets, from a user's arguments."""
     problem = fitted.problem
     if fitted.loo.policy != "exact":
         raise InputError(
@@ -149,7 +149,7 @@ def read_change(
         targets[at] = checked[0]
         weight = 1.0 if problem.sample_weights is None else float(problem.sample_weights[at])
         new, old = weight * problem.likelihood.residuals(outputs, checked)[0], problem.residuals[at]
-        # a label that stays as it is, up to the rounding of another batch, is no change
+        # a label that is the same up to the rounding of another batch is no change
         size = outputs.abs().max()
         size = (1 + size) * old.abs().max() if problem.likelihood.has_classes else size + old.abs().max()
         rounding = SAME_LABEL * torch.finfo(new.dtype).eps * size
@@ -169,15 +169,15 @@ class Change:
     """A change of the training set, ready to be applied to predictions.
 
     Attributes:
-        index: (s,) the examples concerned.
+        index: (s,) the changed examples.
         counts: (n,) how often each example counts afterwards.
         step: (s k,) g.
         roots: (s, k, q) U.
         downdate: (s q, n k) (I + D U^T Q U)^-1 D U^T J_S F^-1 J^T. Alignments with all examples shrink by those with S,
             times U, times this.
         loo_residuals: (n, k) leave-one-out residuals afterwards; zero for those in `left_out`.
-        left_out: (s k, p) what the alignments of a prediction with S are multiplied by for its change without a changed
-            example, times the root of its count: for examples whose own alignment and leave-one-out residual afterwards
+        left_out: (s k, p) factor of the alignments of a prediction with S that gives its change without a changed
+            example, times the root of its count. For examples whose own alignment and leave-one-out residual afterwards
             would multiply a number near zero by one near infinity.
     """
 
@@ -191,9 +191,9 @@ class Change:
 
 
 def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int, Tensor]) -> Change:
-    """Solve for a change: how often each example is to count (n,), by how much residuals change (n, k), new targets.
+    """Solve for a change: counts (n,) of the examples, changes (n, k) of their residuals, new targets.
 
-    Sample weights are in the shift of the residuals; targets are as the likelihood encodes them.
+    The shift of the residuals includes sample weights. Targets are encoded by the likelihood.
     """
     problem, roots = fitted.problem, fitted.problem.hessian_roots
     k, n = problem.k, problem.n
@@ -219,7 +219,7 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     inner = _times_blocks(changed_roots.mT, _times_blocks(changed_roots.mT, own).T).T  # U^T Q U
     inner = torch.eye(len(inner), dtype=aligned.dtype, device=aligned.device) + signs.reshape(-1, 1) * inner
     if s and 8 * torch.finfo(inner.dtype).eps > LARGEST_ROUNDING * float(torch.linalg.svdvals(inner).min()):
-        raise _singular("up to rounding")  # the examples that leave are the only support
+        raise _singular("up to rounding")  # only the removed examples determine some weights
     downdate = _solve(inner, signs.reshape(-1, 1) * seen)
     score = extra * residuals[index] + (1 + extra) * shift[index]
     step = _solve(matrix, score.reshape(-1, 1)).squeeze(1) if g is None else g
@@ -240,7 +240,7 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
 
 
 def _changed_examples(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Alignments of the changed examples with all (s, k, n, k), and their targets as the likelihood encodes them."""
+    """Alignments of the changed examples with all (s, k, n, k), and their encoded targets."""
     problem = fitted.problem
     outputs = problem.outputs[index]
     need = len(index) * problem.k * problem.n * problem.k * problem.outputs.element_size()
@@ -265,9 +265,9 @@ def _solve_nonlinear(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Newton's method on g; `None` for squared error and recentered fits, whose losses are quadratic.
 
-    Examples `index` (s,) are to count as often as `counts` (s,) says; `own` (s k, s k) is Q, `relabelled` (s, k) are
-    residuals with the new labels at the old outputs, and targets are `None` where not all outputs are looked at.
-    Returns g (s k,), and roots of the Hessians (s, k, q) and residuals (s, k) at the new outputs, weights included.
+    The examples `index` (s,) get the counts `counts` (s,). `own` (s k, s k) is Q, `relabelled` (s, k) are residuals
+    with the new labels at the old outputs, and targets are `None` if not all outputs are used. Returns g (s k,), and
+    roots of the Hessians (s, k, q) and residuals (s, k) at the new outputs, including weights.
     """
     problem = fitted.problem
     likelihood, outputs = problem.likelihood, problem.outputs[index]
@@ -329,9 +329,9 @@ def _singular(how_far: str) -> SingularCurvatureError:
 def _check_leverages(
     fitted: Fitted, roots: Tensor | None, leverage_blocks: Tensor, divided: Tensor, inner: Tensor
 ) -> None:
-    """Raise where examples that stay decide their own predictions after the change, but did not before.
+    """Raise if remaining examples determine their own predictions after the change, but did not before.
 
-    Leave-one-out residuals of the `divided` divide by one minus a leverage, which is nothing but rounding then.
+    Leave-one-out residuals of the `divided` divide by one minus a leverage, which is then only rounding error.
     """
     if not len(inner):
         return
@@ -350,10 +350,10 @@ def _check_leverages(
 
 
 def _deciding(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tensor) -> Tensor:
-    """Places in S of the changed examples for which rounding matters in one minus their new leverage.
+    """Positions in S of the changed examples for which rounding matters in one minus their new leverage.
 
-    HeC3 divides by it. New leverages are differences of old ones, which may be larger by orders of magnitude where the
-    old loss was flat.
+    HeC3 divides by it. New leverages are differences of old ones, which may be larger by orders of magnitude if the old
+    loss was flat.
     """
     h = torch.linalg.eigvalsh(roots.mT @ leverage_blocks @ roots).amax(1)
     rounding = torch.finfo(own.dtype).eps * own.abs().max() * roots.square().sum((1, 2))
@@ -368,14 +368,14 @@ def _deciding(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tenso
 
 
 def _left_out(deciding: Tensor, weights: Tensor, roots: Tensor, matrix: Tensor, own: Tensor) -> Tensor:
-    """(s k, p) M_i^-1 W_i for some changed examples i, given by their places in S.
+    """(s k, p) M_i^-1 W_i for some changed examples i, given by their positions in S.
 
-    W (s, k, q) are residuals with one column for each unit that is left out, and L' the Hessians after the change. With
-    M = I + B Q the matrix of the change, and M_i = M - L'_i Q that of the change without one more copy of i,
+    W (s, k, q) are residuals with one column for each unit that is left out, and L' the Hessians after the change. Let
+    M = I + B Q be the matrix of the change, and M_i = M - L'_i Q that of the change without one more copy of i. Then
 
         J F'^-1 J_i^T (I - L'_i Q'_ii)^-1 = J F^-1 J_S^T M_i^-1 E_i
 
-    with E_i the columns of i in the identity: no leverage near one occurs on the right.
+    with E_i the columns of i in the identity: the right-hand side contains no leverage near one.
     """
     k, found = weights.shape[1], [matrix.new_zeros(len(matrix), 0)]
     for at in deciding.tolist():
@@ -397,7 +397,7 @@ def _times_blocks(blocks: Tensor, values: Tensor) -> Tensor:
 
 
 def _solve(matrix: Tensor, right: Tensor) -> Tensor:
-    """The inverse of a matrix times something, or an error where the examples that leave make it singular."""
+    """The inverse of a matrix times `right`. Raises if removing examples makes the matrix singular."""
     solved = torch.linalg.solve_ex(matrix, right)
     found: Tensor = solved.result
     if bool(solved.info.any()) or not bool(torch.isfinite(found).all()):

@@ -1,6 +1,6 @@
-"""`whence` inside other libraries' training loops.
+"""`whence` inside the training loops of other libraries.
 
-Each module needs its library, and is imported by itself:
+Each module needs its library, and is imported separately:
 
     from whence.integrations.lightning import WhenceCallback
     from whence.integrations.transformers import fit_trainer
@@ -8,7 +8,7 @@ Each module needs its library, and is imported by itself:
 
 The scikit-learn estimators are in `whence.sklearn`.
 
-Here is what they share: the ridge that the weight decay of a training loop amounts to.
+This module holds what they share: the ridge that corresponds to the weight decay of a training loop.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def ridge_of(
 ) -> float | Literal["auto"]:
     """Lambda on the sum scale, for a mean loss over the training data; "auto" without a weight decay.
 
-    The mean squared error runs over all numbers of the targets ("gaussian"), the binary cross-entropy over all logits
-    ("bernoulli"), cross-entropy over all examples, or tokens or pixels of them, whose label is not `ignore_index`
-    ("categorical", weighted by class weights as torch does), any other loss over all examples and positions. With
-    sample weights it is taken for a weighted mean.
+    The mean squared error is over all numbers of the targets ("gaussian"), the binary cross-entropy over all logits
+    ("bernoulli"), the cross-entropy over all examples, or their tokens or pixels, whose label is not `ignore_index`
+    ("categorical", weighted by class weights as in torch), any other loss over all examples and positions. With sample
+    weights it is assumed to be a weighted mean.
 
     Args:
         decay: weight decay of the optimiser.
-        loader: gives the training batches; it is read once, to count.
+        loader: yields the training batches; it is read once, to count.
         likelihood: the loss, as for `whence.fit`.
         model: in evaluation mode; it is run to see whether there are outputs at several positions, and whether its own
             loss compares them with the next label (language models).

@@ -23,25 +23,25 @@ NUMBERS = ("ridge", "degrees of freedom", "Newton change", "largest leverage", "
 
 
 class WhenceCallback(Callback):
-    """Fits `whence` at the end of training, keeps the tracer, and logs a few numbers of it.
+    """Fits `whence` at the end of training, keeps the tracer, and logs some of its numbers.
 
-    Put the module in evaluation mode before predictions, and move it back to the device of the training, from which
-    Lightning takes it: `module.eval()`, then `callback.tracer.predict(x)`. With several processes the first one fits,
-    and needs a `loader` of its own, since each process sees a part of the data only.
+    Lightning moves the module off the training device. Before predictions, move it back and put it in evaluation mode:
+    `module.eval()`, then `callback.tracer.predict(x)`. With several processes the first one fits, and needs its own
+    `loader`, since each process sees only a part of the data.
 
     Args:
         likelihood: the loss of the training, as for `whence.fit`.
         structure: as for `whence.fit`.
-        ridge: lambda, "auto" or "loo", as for `whence.fit`. When not given, it is what the optimiser's weight decay
-            amounts to for a mean loss (`whence.integrations.ridge_of` says over what); "auto" without a decay.
-        loader: gives the training batches as (inputs, targets); by default the one that Lightning trained with.
-        network: picks the part of the module that maps inputs to outputs; by default the module itself, by its
+        ridge: lambda, "auto" or "loo", as for `whence.fit`. By default it corresponds to the optimiser's weight decay
+            for a mean loss (`whence.integrations.ridge_of` says over what); "auto" without a decay.
+        loader: yields the training batches as (inputs, targets); by default the one that Lightning trained with.
+        network: selects the part of the module that maps inputs to outputs; by default the module itself, by its
             `forward`.
-        options: others of `whence.fit`.
+        options: other options of `whence.fit`.
 
     Attributes:
         tracer: the fit; `None` before the end of training.
-        logged: the numbers that went to the loggers, by name.
+        logged: the numbers sent to the loggers, by name.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class WhenceCallback(Callback):
             model.eval()
             decay = decay_of(trainer.optimizers)
             ridge = ridge_of(decay, loader, self.likelihood, model) if self.ridge is None else self.ridge
-            execution = by_one_process(self.options.get("execution"))  # the other processes are not here
+            execution = by_one_process(self.options.get("execution"))  # the other processes do not take part
             options = {**self.options, "execution": execution}
             self.tracer = fit(model, loader, self.likelihood, self.structure, ridge=ridge, **options)
         self.logged = {f"whence/{name.replace(' ', '_')}": float(self.tracer.diagnostics[name]) for name in NUMBERS}

@@ -16,11 +16,11 @@ from whence.likelihoods import Likelihood
 from whence.runtime.execution import by_one_process
 from whence.tracer import Tracer
 
-EPSILON = 1e-7  # what skorch adds to probabilities before it takes their logarithm, in single precision
+EPSILON = 1e-7  # skorch adds this to probabilities before the logarithm, in single precision
 
 
 class LogProbabilities(nn.Module):
-    """Logarithms of a module's probabilities: logits from which softmax makes the same probabilities."""
+    """Logarithms of a module's probabilities: logits for which softmax returns the same probabilities."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -44,19 +44,19 @@ def fit(
 ) -> Tracer:
     """Fit `whence` to a net and the data it was trained on.
 
-    The module is left in evaluation mode, which predictions need; `net.fit` changes that itself. Predict with
+    The module is left in evaluation mode, which predictions need; `net.fit` changes it back itself. Predict with
     `tracer.predict(loader(net, X))`.
 
     Args:
         net: after `net.fit(X, y)`.
         X: as for `net.fit`.
         y: as for `net.fit`.
-        likelihood: as for `whence.fit`; by default what the net's criterion says. With `NLLLoss`, for which a skorch
-            module gives probabilities, the fit is to their logarithms.
+        likelihood: as for `whence.fit`; by default derived from the net's criterion. With `NLLLoss`, for which a skorch
+            module returns probabilities, the fit uses their logarithms.
         structure: as for `whence.fit`.
-        ridge: lambda, "auto" or "loo", as for `whence.fit`. When not given, it is what the optimiser's weight decay
-            amounts to, for a criterion that is a mean (`reduction="mean"`) over all that count; "auto" without a decay.
-        options: others of `whence.fit`.
+        ridge: lambda, "auto" or "loo", as for `whence.fit`. By default it corresponds to the optimiser's weight decay,
+            for a criterion that is a mean (`reduction="mean"`) over all that count; "auto" without a decay.
+        options: other options of `whence.fit`.
     """
     if not getattr(net, "initialized_", False):
         raise InputError("expected a trained net, got one that was not initialised. Call net.fit(X, y) first.")
@@ -66,12 +66,12 @@ def fit(
     net.module_.eval()
     model = (LogProbabilities(net.module_) if isinstance(criterion, nn.NLLLoss) else net.module_).eval()
     lam = ridge_of(decay_of([net.optimizer_]), data, loss, model) if ridge is None else ridge
-    options["execution"] = by_one_process(options.get("execution"))  # a process that trains by itself fits by itself
+    options["execution"] = by_one_process(options.get("execution"))  # a process that trains alone fits alone
     return api.fit(model, data, loss, structure, ridge=lam, **options)
 
 
 def loader(net: NeuralNet, X: Any, y: Any = None) -> Iterable[Any]:
-    """Batches of a net's inputs and targets, in order, as it makes them itself for predictions."""
+    """Batches of a net's inputs and targets, in order, as the net makes them for predictions."""
     found: Iterable[Any] = net.get_iterator(net.get_dataset(X, y), training=False)
     return found
 

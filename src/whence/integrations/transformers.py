@@ -1,4 +1,4 @@
-"""Fit `whence` to what a Hugging Face `Trainer` has trained."""
+"""Fit `whence` to the model of a Hugging Face `Trainer`."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def fit_trainer(
     """Fit `whence` to a trainer's model and training data.
 
     The data are read in order, with the trainer's collator and batch size for evaluation. The model is left in
-    evaluation mode, which predictions need; `trainer.train()` changes that itself. Predict with
+    evaluation mode, which predictions need; `trainer.train()` changes it back itself. Predict with
     `tracer.predict(trainer.get_eval_dataloader(dataset))`.
 
-    A large text model is best fitted with `parameters="last_layer"` or "classifier.*": `structure="exact"` takes the
+    For a large text model `parameters="last_layer"` or "classifier.*" is best: `structure="exact"` computes the
     gradients of attention layers one example after the other.
 
     Args:
         trainer: after training.
-        likelihood: as for `whence.fit`; by default what `config.problem_type` and `config.num_labels` say.
+        likelihood: as for `whence.fit`; by default derived from `config.problem_type` and `config.num_labels`.
         structure: as for `whence.fit`.
-        ridge: lambda, "auto" or "loo", as for `whence.fit`. When not given, it is what `args.weight_decay` amounts to,
-            for a mean over examples, or over the tokens whose label is not -100; "auto" without a weight decay.
-        options: others of `whence.fit`, such as `parameters`.
+        ridge: lambda, "auto" or "loo", as for `whence.fit`. By default it corresponds to `args.weight_decay`, for a
+            mean over examples, or over the tokens whose label is not -100; "auto" without a weight decay.
+        options: other options of `whence.fit`, such as `parameters`.
     """
     model = trainer.model
     if model is None or trainer.train_dataset is None:
@@ -61,7 +61,7 @@ def fit_trainer(
 
 
 def likelihood_of(config: Any) -> str:
-    """The loss that a sequence classifier was trained with, by its configuration.
+    """The loss that a sequence classifier was trained with, from its configuration.
 
     Examples:
         >>> from types import SimpleNamespace

@@ -1,6 +1,6 @@
-"""Losses as `whence` sees them: residuals, Hessians in the outputs, and noise.
+"""Losses: residuals, Hessians in the outputs, and noise.
 
-A new likelihood is a module here, its tests, and its place in `LIKELIHOODS`.
+To add a likelihood, add a module here, its tests, and an entry in `LIKELIHOODS`.
 """
 
 from whence.likelihoods.base import Likelihood, Noise
@@ -9,6 +9,6 @@ from whence.likelihoods.categorical import Categorical
 from whence.likelihoods.gaussian import Gaussian, one_hot
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {kind.name: kind for kind in (Gaussian, Categorical, Bernoulli)}
-"""The names that `fit(likelihood=...)` knows, and what a saved fit may hold. Options are dataclass fields."""
+"""The names for `fit(likelihood=...)`, and the likelihoods that a saved fit may hold. Options are dataclass fields."""
 
 __all__ = ["LIKELIHOODS", "Bernoulli", "Categorical", "Gaussian", "Likelihood", "Noise", "one_hot"]

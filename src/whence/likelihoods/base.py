@@ -1,4 +1,4 @@
-"""What a likelihood defines: residuals, the Hessian of the loss in the outputs, and the noise."""
+"""The interface of a likelihood: residuals, the Hessian of the loss in the outputs, and the noise."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from whence.errors import InputError, ShapeError
 
 @dataclass(frozen=True)
 class Noise:
-    """The covariance that the model itself gives to the residuals.
+    """The covariance of the residuals according to the model itself.
 
     Attributes:
         covariance: (k, k) mean over the examples.
-        roots: a root of each example's covariance, (n, k, q), or (1, k, q) when all share it.
-        scale: what F_lam^-1 is multiplied by to be the covariance of a posterior: the noise variance of squared error,
-            the dispersion elsewhere.
+        roots: a root of each example's covariance, (n, k, q), or (1, k, q) if all share it.
+        scale: factor that turns F_lam^-1 into the covariance of a posterior: the noise variance for squared error, the
+            dispersion for other losses.
 
     Examples:
         >>> import torch
@@ -34,19 +34,19 @@ class Noise:
 
 
 class Likelihood(ABC):
-    """The loss a network was trained with, seen from its outputs.
+    """The loss a network was trained with, as a function of its outputs.
 
-    A likelihood is a small object without state. Subclass it to teach `whence` another loss: `check_targets`,
-    `residuals` and `hessian_root` are enough for any loss whose noise the model itself fixes, as for counts or classes.
+    A likelihood is a small object without state. Subclass it to add a loss. `check_targets`, `residuals` and
+    `hessian_root` are enough for any loss whose noise is determined by the model, as for counts or classes.
 
     The loss is a sum over examples, and the objective is loss + lambda / 2 ||w||^2 (for squared error, half of the
-    "sum of squared errors + lambda ||w||^2"). Sample weights are multiplied in by `whence`: no method here sees them.
+    "sum of squared errors + lambda ||w||^2"). `whence` multiplies by the sample weights: no method here gets them.
 
     Attributes:
         has_classes: whether the outputs are logits of classes, with probabilities and margins.
-        couples_outputs: whether the loss's Hessian ties the outputs of an example to each other, so that single
-            outputs cannot be left out.
-        squared_error: whether the loss's Hessian in the outputs is the identity: that of all likelihoods that define no
+        couples_outputs: whether the loss's Hessian couples the outputs of an example, so that single outputs cannot be
+            left out.
+        squared_error: whether the loss's Hessian in the outputs is the identity, as for all likelihoods without a
             `hessian_root`.
     """
 
@@ -56,16 +56,16 @@ class Likelihood(ABC):
     squared_error: ClassVar[bool]
 
     def __init_subclass__(cls) -> None:
-        """Squared error is the loss whose Hessian is the identity."""
+        """Set `squared_error`: whether the Hessian is the identity."""
         super().__init_subclass__()
         cls.squared_error = cls.hessian_root is Likelihood.hessian_root
 
     @abstractmethod
     def check_targets(self, targets: Tensor, outputs: Tensor, where: str) -> Tensor:
-        """Return the targets in the shape `residuals` wants, or raise `TargetError`.
+        """Return the targets in the shape that `residuals` expects, or raise `TargetError`.
 
         Args:
-            targets: as the loader gave them.
+            targets: targets from the loader.
             outputs: (n, k) outputs of the network for the same examples.
             where: names the batch, for the error message.
         """
@@ -94,10 +94,10 @@ class Likelihood(ABC):
     def log_residuals_after(
         self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Logarithms (n,) of the largest residual after a change of the outputs, and what orders equal ones (n,).
+        """Logarithms (n,) of the largest residual after a change of the outputs, and numbers (n,) that order ties.
 
-        In logarithms, since a label that the outputs are certain of has a residual below the smallest float;
-        the second part orders labels whose residuals are one to the last digit. Arguments as of `residuals_after`.
+        Logarithms are needed because a label of which the outputs are certain has a residual below the smallest float.
+        The second part orders labels whose residuals round to one. Arguments as for `residuals_after`.
         """
         found = self.residuals_after(residuals, outputs, roots, change).abs().amax(1).log()
         return found, torch.zeros_like(found)
@@ -112,12 +112,12 @@ class Likelihood(ABC):
         return torch.ones_like(outputs) if root is None else root.square().sum(1)
 
     def root_times(self, outputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
-        """R v for vectors (n, q, c). Where there are thousands of outputs, a likelihood does this without forming R."""
+        """R v for vectors (n, q, c). With thousands of outputs, a likelihood does this without forming R."""
         root = self.hessian_root(outputs, targets)
         return vectors if root is None else root @ vectors
 
     def counted(self, targets: Tensor) -> Tensor | None:
-        """(n,) which examples the loss counts, where it leaves some out; `None` for all."""
+        """(n,) which examples the loss counts, if it leaves some out; `None` for all."""
         return None
 
     def numbers(self, outputs: int) -> int:
@@ -130,31 +130,31 @@ class Likelihood(ABC):
         """The model-based covariance of the residuals: L_i, as for any likelihood with its natural link.
 
         Args:
-            residuals: (n, k) of the examples that count.
+            residuals: (n, k), of the examples that count.
             outputs: (n, k).
             roots: (n, k, q) roots R_i of the loss's Hessian; `None` for the identity.
-            degrees_of_freedom: what the fit used up, for an unbiased estimate; `None` for maximum likelihood.
+            degrees_of_freedom: those of the fit, for an unbiased estimate; `None` for maximum likelihood.
         """
         if roots is None:
             roots = torch.eye(residuals.shape[1], dtype=residuals.dtype, device=residuals.device).unsqueeze(0)
         return Noise((roots @ roots.transpose(1, 2)).mean(0), roots)
 
     def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
-        """How many times L_i the covariance of the residuals is, in a sketched fit.
+        """The factor between L_i and the covariance of the residuals, in a sketched fit.
 
         Args:
             squares: sum of squares of all residuals.
             numbers: how many residuals these are.
-            degrees_of_freedom: what the fit used up; `None` for maximum likelihood.
+            degrees_of_freedom: those of the fit; `None` for maximum likelihood.
         """
         return 1.0
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """(m, k) probabilities of the classes, where there are classes."""
+        """(m, k) probabilities of the classes, if there are classes."""
         raise self._without_classes("probabilities")
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """(m,) the output that belongs to the predicted class."""
+        """(m,) index of the predicted class's output."""
         raise InputError(
             f'expected a likelihood with one class an example for outputs="predicted", got {self.name!r}. Name the '
             "outputs, for example outputs=[0]."
@@ -172,7 +172,7 @@ class Likelihood(ABC):
 
 
 def shaped_as_outputs(targets: Tensor, outputs: Tensor, where: str, advice: str = "", what: str = "targets") -> Tensor:
-    """Targets in the shape of the outputs, or an error; (n,) will do for a single output."""
+    """Reshape targets to the outputs, or raise; (n,) is accepted for a single output."""
     flat = targets.unsqueeze(-1) if targets.ndim == outputs.ndim - 1 and outputs.shape[-1] == 1 else targets
     if flat.shape != outputs.shape:
         raise ShapeError(
@@ -183,7 +183,7 @@ def shaped_as_outputs(targets: Tensor, outputs: Tensor, where: str, advice: str 
 
 
 def residual_degrees(numbers: int, degrees_of_freedom: float | None) -> float:
-    """Residual degrees of freedom: the number of residuals less the effective degrees of freedom of the fit."""
+    """Residual degrees of freedom: the number of residuals minus the effective degrees of freedom of the fit."""
     left = numbers - (degrees_of_freedom or 0.0)
     if left <= 1e-9 * numbers:
         raise InputError(
@@ -198,13 +198,13 @@ Dispersion = Literal["fixed", "pearson"]
 
 @dataclass(frozen=True)
 class Dispersed(Likelihood):
-    """A likelihood with classes, whose noise is phi L_i: phi is one, or Pearson's estimate from the residuals."""
+    """A likelihood with classes and noise phi L_i, where phi is one, or Pearson's estimate from the residuals."""
 
     has_classes: ClassVar[bool] = True
     dispersion: Dispersion = field(default="fixed", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse options that no data could use."""
+        """Raise for invalid options."""
         if self.dispersion not in get_args(Dispersion):
             raise InputError(f"expected dispersion to be one of 'fixed', 'pearson', got {self.dispersion!r}.")
 

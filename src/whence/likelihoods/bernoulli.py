@@ -1,4 +1,4 @@
-"""Cross-entropy of yes-or-no outputs: one logit, or many that do not exclude each other."""
+"""Cross-entropy of yes-or-no outputs: one logit, or many that are not mutually exclusive."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from whence.runtime.execution import asks_back
 @asks_back
 @dataclass(frozen=True)
 class Bernoulli(Dispersed):
-    """Cross-entropy of sigmoid(f), with the option of `torch.nn.BCEWithLogitsLoss`; sum over outputs.
+    """Cross-entropy of sigmoid(f), summed over outputs, with the option of `torch.nn.BCEWithLogitsLoss`.
 
-    With p = sigmoid(f) and targets y the residual is y - p and the Hessian L = diag(p (1 - p)). A weight c of the
-    positive class turns them into c y (1 - p) - (1 - y) p and (c y + 1 - y) p (1 - p).
+    With p = sigmoid(f) and targets y the residual is y - p and the Hessian L = diag(p (1 - p)). With a weight c of the
+    positive class they are c y (1 - p) - (1 - y) p and (c y + 1 - y) p (1 - p).
 
     Targets are 0 and 1, or probabilities, in the shape of the outputs (or (n,) for a single output).
 
     Args:
-        pos_weight: of the positive class, one number or one for each output.
-        dispersion: "fixed" takes the model-based variance of the residuals as it is; "pearson" multiplies it by
+        pos_weight: weight of the positive class, one number or one for each output.
+        dispersion: "fixed" uses the model-based variance of the residuals as it is; "pearson" multiplies it by
             Pearson's estimate, the mean of (y - p)^2 / (p (1 - p)).
 
     Examples:
@@ -41,7 +41,7 @@ class Bernoulli(Dispersed):
     pos_weight: float | Sequence[float] | Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Refuse options that no data could use; weights become plain numbers."""
+        """Raise for invalid options, and convert weights to plain numbers."""
         super().__post_init__()
         if self.pos_weight is not None:
             object.__setattr__(self, "pos_weight", class_weights(self.pos_weight, "pos_weight", alone=True))
@@ -79,13 +79,13 @@ class Bernoulli(Dispersed):
         return self._sizes(outputs, targets) * outputs.sigmoid() * (-outputs).sigmoid()
 
     def root_times(self, outputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
-        """The root is diagonal."""
+        """R v, for the diagonal root R."""
         return self.root_sizes(outputs, targets).sqrt().unsqueeze(2) * vectors
 
     def log_residuals_after(
         self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """For targets 0 and 1 c (1 - p'), or p', from the log-odds against them: they order equal ones."""
+        """For targets 1 and 0, logarithms of c (1 - p') and p', from the log-odds against them, which order ties."""
         targets, after = self.targets_of(residuals, outputs), outputs + change
         odds = torch.where(targets == 1.0, -after, after)
         size = self._sizes(outputs, targets)
@@ -94,9 +94,9 @@ class Bernoulli(Dispersed):
         return found.amax(1), torch.where(hard, odds, 0.0).amax(1)
 
     def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor:
-        """(n, k) y from residuals r = c y (1 - p) - (1 - y) p; 0 and 1 where they are that to the last digits.
+        """(n, k) y from residuals r = c y (1 - p) - (1 - y) p; exactly 0 or 1 if they are so up to rounding.
 
-        For y = 1 r is c (1 - p), for y = 0 it is -p: smaller than any rounding of y itself where p is certain.
+        For y = 1, r is c (1 - p); for y = 0, -p. If p is certain, these are smaller than the rounding of y itself.
         """
         p, other, weight = outputs.sigmoid(), (-outputs).sigmoid(), self._positive(outputs)
         near = 64.0 * torch.finfo(p.dtype).eps
@@ -114,7 +114,7 @@ class Bernoulli(Dispersed):
         return outputs.sigmoid()
 
     def contrasts(self, outputs: Tensor) -> Tensor:
-        """Each output is a decision of its own, by its distance from zero: (m, k, k)."""
+        """Each output is a separate decision, by its distance from zero: (m, k, k)."""
         return torch.where(outputs < 0, -1.0, 1.0).to(outputs.dtype).diag_embed()
 
     def _sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Bernoulli(Dispersed):
 
 
 def _check_logits(outputs: Tensor, where: str) -> None:
-    """Refuse a sigmoid at the end of the model: outputs that cover the interval from zero to one and never leave it."""
+    """Raise if the model ends in a sigmoid: outputs that cover the interval from zero to one and never leave it."""
     if len(outputs) < 10:
         return
     low, high = (float(end) for end in outputs.aminmax())

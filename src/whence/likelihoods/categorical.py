@@ -1,4 +1,4 @@
-"""Cross-entropy over classes that exclude each other: softmax."""
+"""Cross-entropy over mutually exclusive classes: softmax."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from whence.errors import InputError, ShapeError, TargetError
 from whence.likelihoods.base import Dispersed, shaped_as_outputs
 from whence.runtime.execution import asks_back
 
-FEW = 256  # rows whose sums show what a model returns
+FEW = 256  # rows whose sums are checked for a softmax in the model
 NEAR_ONE = 1e-4
-"""Probabilities may miss a sum of one by this much, or by the precision of their dtype."""
+"""Tolerance for probabilities to sum to one, unless the precision of their dtype is larger."""
 
 
 @asks_back
@@ -24,16 +24,16 @@ NEAR_ONE = 1e-4
 class Categorical(Dispersed):
     """Cross-entropy of softmax(f), with the options of `torch.nn.CrossEntropyLoss`.
 
-    With p = softmax(f) and targets y the residual is y - p and the Hessian L = diag(p) - p p^T. Class weights c and
-    smoothed or soft targets turn them into s (y' - p) and s L, with s = sum_c c_c y_c and y' = c y / s.
+    With p = softmax(f) and targets y the residual is y - p and the Hessian L = diag(p) - p p^T. With class weights c
+    and smoothed or soft targets they are s (y' - p) and s L, with s = sum_c c_c y_c and y' = c y / s.
 
     Targets are class indices (n,), or probabilities (n, k) that sum to one.
 
     Args:
-        weight: of each class, as `CrossEntropyLoss(weight=...)`.
+        weight: weight of each class, as in `CrossEntropyLoss(weight=...)`.
         ignore_index: examples with this class index do not count.
         label_smoothing: share of the target that is spread evenly over the classes.
-        dispersion: "fixed" takes the model-based variance of the residuals as it is, L_i; "pearson" multiplies it by
+        dispersion: "fixed" uses the model-based variance of the residuals as it is, L_i; "pearson" multiplies it by
             Pearson's estimate, the mean of (y - p)^2 / p over n (k - 1) numbers.
 
     Examples:
@@ -51,7 +51,7 @@ class Categorical(Dispersed):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse options that no data could use; weights become plain numbers."""
+        """Raise for invalid options, and convert weights to plain numbers."""
         super().__post_init__()
         if not isinstance(self.ignore_index, int):
             raise InputError(f"expected ignore_index to be a whole number, got {self.ignore_index!r}.")
@@ -79,13 +79,13 @@ class Categorical(Dispersed):
         return encoded if counts is None else encoded * counts.unsqueeze(1)
 
     def check_labels(self, targets: Tensor, outputs: Tensor, where: str) -> tuple[Tensor, Tensor]:
-        """Class indices as `labels` gives them, or an error."""
+        """Check class indices, and return the result of `labels`."""
         self._check_outputs(outputs, where)
         _check_indices(targets, targets != self.ignore_index, outputs, where)
         return self.labels(targets, outputs.dtype)
 
     def labels(self, targets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Classes of class indices, 0 for those that do not count, and the classes' weights, 0 for these."""
+        """Classes and class weights from class indices; both are 0 for examples that do not count."""
         counts = targets != self.ignore_index
         labels = torch.where(counts, targets, 0).long()
         if self.weight is None:
@@ -118,7 +118,7 @@ class Categorical(Dispersed):
         return targets.sum(1).sqrt().reshape(-1, 1, 1) * (roots.diag_embed() - p.unsqueeze(2) * roots.unsqueeze(1))
 
     def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor:
-        """The targets c y (n, k): one label where that is all of the target, to the last digits."""
+        """The targets c y (n, k): a single label if the target is one up to rounding."""
         p = outputs.softmax(1)
         label, hard = self._labels(residuals, p)
         single = one_hot(label, p.shape[1]) * self._weights(p)
@@ -127,7 +127,7 @@ class Categorical(Dispersed):
     def log_residuals_after(
         self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """For a single label c (1 - p'), from the log-odds z of all other classes against it: they order equal ones."""
+        """For a single label log(c (1 - p')), from the log-odds of all other classes against it, which order ties."""
         p, after = outputs.softmax(1), outputs + change
         label, hard = self._labels(residuals, p)
         own = label.unsqueeze(1)
@@ -137,15 +137,15 @@ class Categorical(Dispersed):
         return torch.where(hard, found, soft), torch.where(hard, odds, 0.0)
 
     def _weights(self, like: Tensor) -> Tensor:
-        """(k,) of the classes."""
+        """(k,) weights of the classes."""
         if self.weight is None:
             return torch.ones_like(like[0])
         return torch.as_tensor(self.weight, dtype=like.dtype, device=like.device)
 
     def _labels(self, residuals: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """(n,) the class of each target, and whether that is all of the target: residuals are c (e - p) then.
+        """(n,) the class of each target, and whether the target is this single label: residuals are then c (e - p).
 
-        Of these only the label's own is above zero, unless 1 - p rounds to nothing, where it is the probable class.
+        Then only the label's own residual is positive. If 1 - p rounds to zero, the label is the most probable class.
         """
         label = torch.where(residuals.amax(1) > 0, residuals.argmax(1), p.argmax(1))
         weight = self._weights(p)[label].unsqueeze(1)
@@ -154,9 +154,9 @@ class Categorical(Dispersed):
         return label, (residuals - wanted).abs().amax(1) <= near
 
     def _sizes(self, residuals: Tensor, p: Tensor) -> Tensor:
-        """(n,) s = sum_c c_c y_c, from residuals r = c y - s p: no number here vanishes where p does.
+        """(n,) s = sum_c c_c y_c, from residuals r = c y - s p, without dividing by numbers that vanish with p.
 
-        Classes that count have sum r / c + s sum p / c = sum y, which is one; all others r = -s p.
+        For classes that count, sum r / c + s sum p / c = sum y, which is one; for all others r = -s p.
         """
         weights = self._weights(p)
         counts = weights > 0
@@ -220,7 +220,7 @@ def _rest(p: Tensor) -> Tensor:
 
 
 def class_weights(given: float | Sequence[float] | Tensor, name: str, alone: bool = False) -> tuple[float, ...]:
-    """Weights as plain numbers, checked; a single number counts where it may stand alone."""
+    """Check weights and convert them to plain numbers; with `alone`, a single number is allowed."""
     try:
         weights = torch.as_tensor(given, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -261,7 +261,7 @@ def _check_indices(targets: Tensor, counts: Tensor, outputs: Tensor, where: str)
 
 
 def _check_logits(outputs: Tensor, where: str) -> None:
-    """Refuse a softmax at the end of the model, seen in a few rows: the likelihood would take another one."""
+    """Raise if the model ends in a softmax, judged by a few rows: the likelihood would apply another one."""
     outputs = outputs[:FEW]
     if len(outputs) > 1 and bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < 1e-3).all()):
         raise InputError(

@@ -16,7 +16,7 @@ from whence.runtime.execution import asks_back
 @asks_back
 @dataclass(frozen=True)
 class Gaussian(Likelihood):
-    """Squared error, sum over outputs, with noise of one covariance Sigma = E^T E / n for all examples.
+    """Squared error, summed over outputs, with the same noise covariance Sigma = E^T E / n for all examples.
 
     Examples:
         >>> import torch
@@ -39,7 +39,7 @@ class Gaussian(Likelihood):
             'Class labels become whence.one_hot(labels, classes), or go with likelihood="categorical" if the network '
             "was trained with cross-entropy."
         )
-        short = targets.ndim == outputs.ndim - 1 and outputs.shape[-1] > 1  # these will be refused
+        short = targets.ndim == outputs.ndim - 1 and outputs.shape[-1] > 1  # raises below
         whole = short and not bool((targets % 1).any())
         return shaped_as_outputs(targets, outputs, where, labels if whole else "").to(outputs.dtype)
 
@@ -70,7 +70,7 @@ class Gaussian(Likelihood):
 
 
 def one_hot(labels: Tensor, classes: int) -> Tensor:
-    """Class labels as targets of a squared-error network, +1 for the class and -1 elsewhere as in the paper.
+    """Class labels as targets of a squared-error network: +1 for the class and -1 elsewhere, as in the paper.
 
     Examples:
         >>> import torch

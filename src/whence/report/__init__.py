@@ -1,6 +1,6 @@
-"""Results as one HTML file that needs nothing beside it: no network, no other file.
+"""Results as one self-contained HTML file: no network and no other file is needed.
 
-`Tracer.report` writes it. Sections of your own are made of the plain data in here: words, tables, facts.
+`Tracer.report` writes it. Build your own sections from the plain data here: words, tables, facts.
 """
 
 from whence.report.content import Facts, Group, Row, Section, Table, Tone, Words

@@ -1,4 +1,4 @@
-"""Calibration and risk-coverage curves, where test targets are known."""
+"""Calibration and risk-coverage curves, if test targets are known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BINS = 10
 
 
 class Curve(NamedTuple):
-    """A line in the unit square, or above it: its name, how it is drawn, and its points."""
+    """A line in the unit square, or above it: its name, its style, and its points."""
 
     name: str
     style: str
@@ -37,12 +37,12 @@ class Chart:
     y_label: str
     curves: tuple[Curve, ...]
     caption: str
-    top: float = 1.0  # of the vertical axis
-    diagonal: bool = True  # a line from corner to corner shows what would be perfect
+    top: float = 1.0  # end of the vertical axis
+    diagonal: bool = True  # draw a line from corner to corner, the perfect result
 
 
 def charts(predictions: Predictions) -> list[Chart]:
-    """Calibration and risk-coverage, where some targets are known."""
+    """Calibration and risk-coverage, if some targets are known."""
     known = predictions.known
     if known is None or predictions.targets is None:
         return []
@@ -62,10 +62,10 @@ def charts(predictions: Predictions) -> list[Chart]:
 def risk_coverage(
     scores: dict[str, tuple[str, Tensor]],  # for each name its style and (m,) scores, higher for less sure
     losses: Tensor,  # (m,) 0 or 1, or squared errors
-    risk: str,  # what the mean loss is called
+    risk: str,  # name of the mean loss
     root: bool = False,  # show its square root
 ) -> Chart:
-    """Mean loss of the predictions that are kept, when the most uncertain ones are handed to a person."""
+    """Mean loss of the remaining predictions when the most uncertain ones are handed to a person."""
     m = len(losses)
     counts = np.unique(np.linspace(max(1, m // STEPS), m, STEPS).round().astype(int))
     coverage = tuple((counts / m).tolist())
@@ -97,7 +97,7 @@ def kept_risk(scores: NDArray[Any], errors: NDArray[Any]) -> NDArray[np.float64]
 
 
 def interval_calibration(uncertainty: Uncertainty, targets: Tensor, intervals: Intervals) -> Chart:
-    """How often ranges for a new observation hold it, where it is known, against how often they promise to."""
+    """How often ranges for a new observation contain it, if it is known, against their nominal level."""
     levels = [0.02, 0.05, *np.arange(0.1, 0.95, 0.05).tolist(), 0.95, 0.99]
     error = (targets - uncertainty.mean.cpu()).abs()
     held = [error <= intervals.half_width(uncertainty, level) for level in levels]
@@ -113,7 +113,7 @@ def interval_calibration(uncertainty: Uncertainty, targets: Tensor, intervals: I
 
 
 def confidence_calibration(confidence: Tensor, right: Tensor) -> Chart:
-    """How often answers are right, against (m,) how sure the network is of them."""
+    """How often answers are right, against the network's confidence (m,) in them."""
     order = confidence.argsort(stable=True)
     bins = [part for part in order.tensor_split(BINS) if len(part)]
     x = tuple(float(confidence[part].double().mean()) for part in bins)

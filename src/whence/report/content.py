@@ -1,6 +1,6 @@
-"""Everything a report says: computed from a fit and test inputs, read by the templates.
+"""The content of a report: computed from a fit and test inputs, read by the templates.
 
-Sections are plain data that anyone can add. Every `str` in them is shown as text, never read as HTML.
+Sections are plain data, and you can add your own. Every `str` in them is shown as text, never read as HTML.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from whence.trust import Check, Trust, trust_of_fit
 
 TITLE = "How uncertain are these predictions, and why?"
 TONES = ("plain", "noise", "scarcity", "both", "input")
-"""Of the verdicts, in the order of `whence.influence.explanation.VERDICTS`; last that of inputs that cannot be."""
-CHECK_INPUT = 4  # the verdict on inputs that cannot be, which only their columns show
+"""Tones of the verdicts, in the order of `whence.influence.explanation.VERDICTS`; the last is for impossible inputs."""
+CHECK_INPUT = 4  # the verdict on impossible inputs, which only their columns show
 SUSPECTS = 24  # training examples whose labels are shown as doubtful
-GALLERY = 24  # predictions that are shown of each verdict
+GALLERY = 24  # predictions shown for each verdict
 Tone = Literal["noise", "scarcity", "plain"]
 
 
@@ -58,13 +58,13 @@ class Row:
 
     name: str
     cells: tuple[str, ...]
-    group: str = ""  # consecutive rows of the same group stand together under its name
+    group: str = ""  # consecutive rows of the same group are shown together under its name
     strong: bool = False
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text and numbers; `caption` says what is in it, `note` how to read it."""
+    """Rows of text and numbers; `caption` says what they are, `note` how to read them."""
 
     kind: ClassVar[str] = "table"
     caption: str
@@ -95,7 +95,7 @@ class Section:
 
 
 class Report:
-    """A whole report. `whence.Tracer.report` says what the arguments are; views are its images, texts and table."""
+    """A whole report. `whence.Tracer.report` describes the arguments; views are its images, texts and table."""
 
     def __init__(
         self,
@@ -141,17 +141,17 @@ class Report:
         self.suspects = self.training.order[:SUSPECTS].tolist()  # training examples whose labels to doubt
         needed = [action.at for action in todo if action.kind == "label"] + self.suspects
         self.inputs = view.show(test_data, train_data, sizes, self.traced, needed)
-        # predictions whose inputs cannot be, with the reason
+        # predictions with impossible inputs, with the reason
         self.impossible = {at: shown.impossible for at, shown in self.inputs.test.items() if shown.impossible}
         self.actions = [action for action in todo if action.kind == "label" or action.at not in self.impossible]
         self.wrong_labels = _wrong_labels(self.training, self.predictions, isinstance(model, LeafSum))
 
     def prediction_id(self, prediction: int) -> str:
-        """What a prediction is called."""
+        """The name of a prediction."""
         return f"prediction {prediction:,}" if self.test_ids is None else self.test_ids[prediction]
 
     def example_id(self, example: int) -> str:
-        """What a training example is called."""
+        """The name of a training example."""
         return f"training example {example:,}" if self.train_ids is None else self.train_ids[example]
 
     def nearest(self, prediction: int) -> str:
@@ -162,19 +162,19 @@ class Report:
 
     @cached_property
     def verdicts(self) -> Tensor:
-        """(m,) verdicts as numbers: 0 confident, 1 noisy labels, 2 scarce data, 3 both, 4 an input that cannot be."""
+        """(m,) verdicts as numbers: 0 confident, 1 noisy labels, 2 scarce data, 3 both, 4 impossible input."""
         found = self.traced.explanation.noisy.long() + 2 * self.traced.explanation.scarce.long()
         found[list(self.impossible)] = CHECK_INPUT
         return found
 
     @cached_property
     def counts(self) -> list[int]:
-        """How many predictions have each verdict."""
+        """Number of predictions with each verdict."""
         return _counts(self.verdicts)
 
     @property
     def uncertain(self) -> int:
-        """How many predictions are uncertain; of inputs that cannot be nothing is said."""
+        """Number of uncertain predictions, not counting impossible inputs."""
         return sum(self.counts[1:CHECK_INPUT])
 
     @cached_property
@@ -192,14 +192,14 @@ class Report:
 
     @property
     def expected_by_chance(self) -> float:
-        """How many predictions would be called uncertain if they were like the training examples."""
+        """Number of predictions that would be called uncertain if all were like the training examples."""
         return len(self.predictions) * (1.0 - self.traced.explanation.level**2)
 
     @cached_property
     def classes(self) -> list[tuple[str, list[int], float]]:
         """For each class its name, how many predictions have each verdict, and the share of wrong ones.
 
-        Classes are the targets, or the answers where no target is known; the most uncertain class comes first.
+        Classes are the targets, or the answers if no target is known; the most uncertain class comes first.
         """
         predictions = self.predictions
         if predictions.task.kind != "classification":
@@ -222,7 +222,7 @@ def _counts(verdicts: Tensor) -> list[int]:
 
 
 def _check_outputs(fitted: Fitted) -> None:
-    """Raise where an example has no single answer, or not all of its outputs are known."""
+    """Raise if an example has no single answer, or not all of its outputs are known."""
     problem = fitted.problem
     if problem.dense:
         raise InputError(
@@ -237,9 +237,9 @@ def _check_outputs(fitted: Fitted) -> None:
 
 
 def _wrong_labels(training: TrainingLabels, predictions: Predictions, trees: bool) -> WrongLabels | None:
-    """How many labels are wrong in all, those of the predictions too: by models that did not see them.
+    """How many labels are wrong in all, including those of the predictions, by models that did not see them.
 
-    The splits of trees have learned the labels of training rows: there only the other rows count.
+    The splits of trees have learned the labels of training rows, so only the other rows count for trees.
     """
     if training.task.kind != "classification":
         return None
@@ -262,7 +262,7 @@ def _as_ids(ids: Sequence[Any] | None, total: int, what: str) -> tuple[str, ...]
 def _predict(
     fitted: Fitted, source: DataSource, training: TrainingLabels, intervals: Intervals | None
 ) -> tuple[Predictions, Any]:
-    """All predictions, with the targets that came along, and the first batch of inputs."""
+    """All predictions, with the targets given with them, and the first batch of inputs."""
     targets: list[Tensor | None] = []
     first: list[Any] = []
 
@@ -283,7 +283,7 @@ def _predict(
 
 
 def _checks(fitted: Fitted, traced: Traced, trust: Trust, sampled: bool) -> Iterator[Check]:
-    """What `Tracer.trust`, or the fit itself, found, and how the tracing went; notes have the level "note"."""
+    """The checks of `Tracer.trust`, or of the fit itself, and of the tracing; notes have the level "note"."""
     if not sampled and fitted.diagnostics["structure"] != "exact":
         text = "How far variances are from those of the exact curvature: that takes a closer look at some predictions."
         yield Check("Not checked", "note", {}, text)

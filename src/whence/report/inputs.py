@@ -1,4 +1,4 @@
-"""The inputs that a page shows, as a person sees them: images, texts, or rows of a table."""
+"""The inputs shown on a page, in readable form: images, texts, or rows of a table."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ Form = Literal["image", "text", "row", "none"]
 IMAGES = 1500  # images in one page, of test and training inputs together
 TEXTS = 2_000  # training texts in one page
 CELLS = 150_000  # cells of test rows in one page
-WIDEST_ROW = 64  # numbers an input may have to be shown as a row of a table without being asked for
+WIDEST_ROW = 64  # numbers that an input may have to be shown as a row of a table by default
 LONGEST_TEXT = 600  # characters of a text that are shown
 SIDE = 64  # the longer side of a thumbnail, in pixels
-FIRST_CELLS = 8  # cells of a row that stand before the others: those furthest from the ordinary
+FIRST_CELLS = 8  # cells of a row that are shown first: those furthest from the usual values
 
 
 @dataclass(frozen=True)
 class ShownInput:
-    """One input: an image (a data URI), pieces of a text with weights, or cells of a row and which stand out."""
+    """One input: an image (a data URI), pieces of a text with weights, or cells of a row and those that stand out."""
 
     image: str = ""
     text: tuple[tuple[str, float], ...] = ()
     cells: tuple[str, ...] = ()
     unusual: tuple[tuple[int, str], ...] = ()  # columns, with the reason
-    first: tuple[int, ...] = ()  # columns to show before the others, the furthest from the ordinary first
-    impossible: str = ""  # why the input cannot be, where it cannot
+    first: tuple[int, ...] = ()  # columns to show before the others, the most unusual first
+    impossible: str = ""  # why the input is impossible, if it is
 
     @property
     def order(self) -> list[int]:
@@ -62,7 +62,7 @@ class ShownInputs:
 
 
 def as_pair(given: Any) -> tuple[Any, Any]:
-    """What was given for test and training inputs: a pair, or something for the test inputs alone."""
+    """The values given for test and training inputs: a pair, or a value for the test inputs only."""
     pair = isinstance(given, tuple) and len(given) == 2 and not isinstance(given[0], str)
     return (given[0], given[1]) if pair else (given, None)
 
@@ -78,7 +78,7 @@ class InputView:
 
     @classmethod
     def of(cls, images: Any, texts: Any, table: Any, first_batch: Any) -> InputView:
-        """From the arguments of a report; without any, from what a batch of inputs looks like."""
+        """From the arguments of a report; without any, from the shape of a batch of inputs."""
         given: list[tuple[Form, Any]] = [("image", images), ("text", texts), ("row", table)]
         given = [(form, value) for form, value in given if value is not None]
         if len(given) > 1:
@@ -94,7 +94,7 @@ class InputView:
     def show(
         self, test: DataSource, train: DataSource, sizes: tuple[int, int], traced: Traced, first: list[int]
     ) -> ShownInputs:
-        """The traced test inputs, the training examples `first`, and as many of those behind the traced as fit in."""
+        """The traced test inputs, the training examples `first`, and as many as fit of those behind the traced ones."""
         m, n = sizes
         behind = Counter([*traced.check.examples.flatten().tolist(), *traced.near.examples[:, :3].flatten().tolist()])
         examples = list(dict.fromkeys([*first, *(example for example, _ in behind.most_common())]))
@@ -115,7 +115,7 @@ class InputView:
     def _of_examples(
         self, given: Any, source: DataSource, wanted: Sequence[int], total: int, which: str
     ) -> dict[int, Any]:
-        """Images or texts of some examples; of training examples none, where only those of the test were given."""
+        """Images or texts of some examples; none for training examples if only those of the test were given."""
         if given is not None:
             if len(given) != total:
                 raise ShapeError(f"expected {total} {self.form}s, one for each {which} input, got {len(given)}.")
@@ -138,7 +138,7 @@ class InputView:
         most = CELLS // max(len(rows.columns), 1)
         chosen = list(range(sizes[0])) if sizes[0] <= most else traced[:most]
         usual, trains = self.train, {}
-        if not isinstance(usual, UsualValues):  # else what is usual is known, and the training rows are not
+        if not isinstance(usual, UsualValues):  # otherwise only the usual values are known, not the training rows
             train_rows = self._table(self.train, train, sizes[1], "train")
             usual = None if train_rows is None else UsualValues.of(train_rows)
             trains = {} if usual is None else _shown_rows(usual, train_rows, examples[:most])
@@ -149,7 +149,7 @@ class InputView:
         return ShownInputs("row", tuple(rows.columns), tests, trains)
 
     def _table(self, given: Any, source: DataSource, total: int, which: str) -> Any:
-        """The whole table as a data frame; `None` for training inputs where only that of the test inputs was given."""
+        """The whole table as a data frame; `None` for training inputs if only that of the test inputs was given."""
         import pandas  # an extra: only tables need it
 
         if given is None and self.make is None:
@@ -162,7 +162,7 @@ class InputView:
 
 
 def _shown_rows(usual: UsualValues | None, table: Any, chosen: Sequence[int]) -> dict[int, ShownInput]:
-    """Rows of a table, with the cells that stand out where it is known what is usual."""
+    """Rows of a table, with the cells that stand out if the usual values are known."""
     some = table.iloc[list(chosen)]
     texts = rows_as_text(some)
     if usual is None:
@@ -187,7 +187,7 @@ def _guess_form(first: Any) -> Form:
 def channels_first(images: Any) -> Tensor:
     """(n, 1 or 3, h, w) from grey (n, h, w), or (n, c, h, w) or (n, h, w, c) with 1 or 3 channels.
 
-    Bytes become numbers between 0 and 1; other numbers stay as they are.
+    Bytes are scaled to the range from 0 to 1; other numbers stay as they are.
     """
     given = torch.as_tensor(images, device="cpu").detach()
     found = given.float() / (255.0 if given.dtype == torch.uint8 else 1.0)
@@ -203,7 +203,7 @@ def channels_first(images: Any) -> Tensor:
 
 
 def thumbnail(image: Tensor, side: int = SIDE) -> str:
-    """An image (c, h, w) with numbers between 0 and 1 as a data URI: PNG, or WebP where that is smaller."""
+    """An image (c, h, w) with numbers between 0 and 1 as a data URI: PNG, or WebP if that is smaller."""
     from PIL import Image  # an extra: only reports need it
 
     if max(image.shape[1:]) > side:
@@ -223,7 +223,7 @@ def thumbnail(image: Tensor, side: int = SIDE) -> str:
 def thumbnails(*collections: Mapping[int, Any]) -> list[dict[int, str]]:
     """Thumbnails of several collections of images, all on one scale from black to white.
 
-    The scale goes from 0 to 1, or, where numbers lie outside, from the smallest to the largest.
+    The scale goes from 0 to 1, or, if numbers lie outside, from the smallest to the largest.
     """
     parts = [
         {i: channels_first(torch.as_tensor(one, device="cpu")[None])[0] for i, one in part.items()}

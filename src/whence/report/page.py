@@ -30,13 +30,13 @@ MOST_OUTPUTS = 8  # numbers of one prediction that are shown
 
 
 def write(fitted: Fitted, path: str | Path, *args: Any, **options: Any) -> Path:
-    """Write a report of a fit and return where it is; see `Report` for the other arguments."""
+    """Write a report of a fit and return its path; see `Report` for the other arguments."""
     environment = jinja_environment()
     target = Path(path)
     if not target.parent.is_dir():
         raise InputError(f"expected a folder that exists, got {target.parent} in {target}. Make it first.")
     html = render(environment, Report(fitted, *args, **options))
-    # A lone surrogate (half a character, from broken text) cannot be encoded; it is shown by its number.
+    # A lone surrogate (half a character, from broken text) cannot be encoded, so its code is shown.
     target.write_bytes(html.encode("utf-8", "xmlcharrefreplace"))
     return target
 
@@ -62,11 +62,11 @@ def jinja_environment() -> jinja2.Environment:
 
 
 def render(environment: jinja2.Environment, report: Report) -> str:
-    """The HTML of a report, complete in itself.
+    """The self-contained HTML of a report.
 
-    All text is escaped, and the JSON of the script holds no character that HTML would read (jinja's `tojson`). A
-    content security policy is the second wall: the page allows itself its own style and its own script, named by their
-    hashes, and no request.
+    All text is escaped, and the JSON of the script holds no character that HTML would interpret (jinja's `tojson`). A
+    content security policy is a second protection: the page allows only its own style and script, by their hashes, and
+    no request.
     """
     folder = files("whence.report").joinpath("templates")
     style, *parts = (
@@ -79,7 +79,7 @@ def render(environment: jinja2.Environment, report: Report) -> str:
 
 
 def script_data(report: Report) -> dict[str, Any]:
-    """Numbers of all predictions as packed arrays, examples behind the traced ones, and the inputs that are shown."""
+    """Numbers of all predictions as packed arrays, examples behind the traced ones, and the inputs shown."""
     predictions, traced, training, inputs = report.predictions, report.traced, report.training, report.inputs
     behind = {*traced.check.examples.flatten().tolist(), *traced.near.examples.flatten().tolist(), *inputs.train}
     return {

@@ -1,4 +1,4 @@
-"""The data of a report, and what the outputs of a network mean: predictions and labels in the terms of the task."""
+"""The data of a report, and the meaning of a network's outputs: predictions and labels in the terms of the task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHUNK = 512  # rows of one large batch that are read together
 
 @dataclass(frozen=True)
 class DataSource:
-    """Batches of examples that can be read several times, for a model with so many positional inputs."""
+    """Batches of examples that can be read several times, for a model with `positional` positional inputs."""
 
     batches: Iterable[Any]
     positional: int
@@ -40,7 +40,7 @@ class DataSource:
         if isinstance(data, (Tensor, Mapping, tuple)):
             return cls([data], positional)
         if isinstance(data, Iterator):
-            return cls(list(data), positional)  # it can be read once only
+            return cls(list(data), positional)  # it can be read only once
         if isinstance(data, Iterable) and not isinstance(data, (str, bytes, np.ndarray, Dataset)):
             return cls(in_order(data, []), positional)
         raise InputError(
@@ -77,7 +77,7 @@ class DataSource:
 def rows_of_trees(
     model: LeafSum, test: Any, names: Sequence[str] | None, views: tuple[Any, Any, Any]
 ) -> tuple[Any, Sequence[str] | None, tuple[Any, Any, Any]]:
-    """Test rows of trees as batches of leaf numbers; shown as the rows of a table that they are."""
+    """Test rows of trees as batches of leaf numbers; shown as rows of a table."""
     test = test if isinstance(test, tuple) else (test,)
     if all(view is None for view in views):
         views = (None, None, (test[0], model.table))
@@ -96,15 +96,15 @@ class Task:
     """How to read outputs and targets: one class an example, several yes-or-no labels, or numbers."""
 
     kind: Kind
-    names: tuple[str, ...]  # of the classes, or of the outputs
+    names: tuple[str, ...]  # names of the classes, or of the outputs
     likelihood: Likelihood
     outputs: int
-    low: float = 0.0  # the target of the other classes, where classes were learned with squared error
+    low: float = 0.0  # the target of the other classes, if classes were learned with squared error
     high: float = 1.0  # the target of the class itself
 
     @classmethod
     def of(cls, likelihood: Likelihood, k: int, targets: Tensor, names: Sequence[str] | None) -> Task:
-        """From the likelihood; for squared error also from the training targets: only two values mean two classes.
+        """From the likelihood; for squared error also from the training targets: two different values mean two classes.
 
         Examples:
             >>> from whence import Gaussian
@@ -113,7 +113,7 @@ class Task:
             >>> Task.of(Gaussian(), 1, torch.tensor([[1.0], [2.5], [1.3]]), None).names
             ('prediction',)
         """
-        codes = (0.0, 1.0)  # of the other classes and of the class itself
+        codes = (0.0, 1.0)  # targets of the other classes and of the class itself
         kind: Kind = "multilabel" if likelihood.name == "bernoulli" and k > 1 else "classification"
         if not likelihood.has_classes:
             values = targets.unique().tolist() if likelihood.name == "gaussian" else []
@@ -135,7 +135,7 @@ class Task:
         """(m, c) probabilities of the classes, from outputs.
 
         After squared error, the mean of a target that is `high` for the class and `low` elsewhere gives the probability
-        of the class; it may leave the range from 0 to 1.
+        of the class. It may lie outside the range from 0 to 1.
         """
         values = self.likelihood.probabilities(outputs) if self.likelihood.has_classes else outputs
         scaled = (values - self.low) / (self.high - self.low)
@@ -147,7 +147,7 @@ class Task:
         return (probabilities > 0.5).long() if self.kind == "multilabel" else probabilities.argmax(1)
 
     def read_targets(self, targets: Tensor) -> Tensor:
-        """Targets as (m,) classes, (m, k) labels of 0 and 1, or (m, k) numbers; -1 and NaN where not known."""
+        """Targets as (m,) classes, (m, k) labels of 0 and 1, or (m, k) numbers; -1 and NaN if not known."""
         if self.kind == "regression":
             return _rows(targets).double()
         if self.kind == "multilabel":
@@ -175,10 +175,10 @@ class Task:
 
 @dataclass(frozen=True)
 class TrainingLabels:
-    """The labels of the training examples, and what the network would say of each without it."""
+    """The labels of the training examples, and the network's prediction for each without it."""
 
     task: Task
-    labels: Tensor  # as `Task.read_targets` has them
+    labels: Tensor  # as returned by `Task.read_targets`
     others: Tensor  # (n, k) outputs for each example without it
     suspicion: Tensor  # (n,) size of the studentized residual; for classes 1 - p of the label without the example
     order: Tensor  # (n,) examples, the most doubtful label first
@@ -189,7 +189,7 @@ class TrainingLabels:
         problem = fitted.problem
         targets = torch.cat([batch.targets.cpu() for batch in problem.batches.read(None)])
         task = Task.of(problem.likelihood, problem.k, targets, names)
-        if problem.likelihood.name == "gaussian":  # without its group, where groups are left out
+        if problem.likelihood.name == "gaussian":  # without the whole group if groups are left out
             others = problem.outputs + problem.unweighted(problem.residuals) - fitted.loo_residuals
         else:
             others = problem.outputs + change_without(fitted)
@@ -206,14 +206,14 @@ class TrainingLabels:
 
     @cached_property
     def contradicted(self) -> Tensor:
-        """(n,) whether the others say something else than the label; for numbers, more than two deviations off."""
+        """(n,) whether the other examples contradict the label; for numbers, if it is more than two deviations off."""
         if self.task.kind == "regression":
             return self.suspicion > 2.0
         differs = self.task.decide(self.other_probabilities) != self.labels
         return differs & (self.labels != UNKNOWN) if differs.ndim == 1 else differs.any(1)
 
     def texts(self, example: int) -> tuple[str, str, str]:
-        """The label of an example, what the others say in its place, and how badly the label fits that."""
+        """The label of an example, the prediction of the others, and how badly the label fits that."""
         task, label = self.task, self.labels[example]
         doubt = f"{number(float(self.suspicion[example]), 2)} standard deviations off"
         if task.kind == "regression":
@@ -230,12 +230,12 @@ class TrainingLabels:
 
 @dataclass(frozen=True)
 class Predictions:
-    """All m predictions, with their targets where there are any."""
+    """All m predictions, with their targets if there are any."""
 
     uncertainty: Uncertainty
     task: Task
     intervals: Intervals | None  # of new observations, for regression
-    targets: Tensor | None  # as `Task.read_targets` has them
+    targets: Tensor | None  # as returned by `Task.read_targets`
 
     def __post_init__(self) -> None:
         mean = self.uncertainty.mean
@@ -260,7 +260,7 @@ class Predictions:
 
     @cached_property
     def confidence(self) -> Tensor:
-        """(m,) probability of the answer; of several labels, of the least sure. After squared error it may exceed 1."""
+        """(m,) probability of the answer; for several labels the smallest. After squared error it may exceed 1."""
         if self.task.kind == "multilabel":
             return torch.maximum(self.probabilities, 1.0 - self.probabilities).amin(1)
         return self.probabilities.amax(1)
@@ -296,7 +296,7 @@ class Predictions:
 
     @cached_property
     def scores(self) -> list[tuple[str, str]]:
-        """How good the predictions are where targets are known: names and values; the first output of several."""
+        """Scores of the predictions with known targets, as names and values; for several outputs, of the first."""
         known = self.known
         if known is None or self.targets is None:
             return []
@@ -314,7 +314,7 @@ class Predictions:
         return [("accuracy", percent(right)), ("the most frequent class alone", percent(most))]
 
     def text(self, prediction: int) -> str:
-        """What was predicted: a number with half its 95 % range, or a class with its probability."""
+        """The prediction: a number with half its 95 % range, or a class with its probability."""
         text = self.task.text(self.answers[prediction])
         if self.task.kind == "classification":
             return f"{text}, {percent(float(self.confidence[prediction].clamp(0.0, 1.0)))}"
@@ -324,7 +324,7 @@ class Predictions:
     def probability_half_width(self, again: Uncertainty) -> Tensor:
         """(t,) half the 95 % range of the probability of the answer, to first order, for predictions made again.
 
-        NaN where the outputs are too many for their covariances to be computed for this alone.
+        NaN if there are too many outputs to compute their covariances for this alone.
         """
         if not self.task.likelihood.has_classes:
             variance = again.hec3 / (self.task.high - self.task.low) ** 2

@@ -1,4 +1,4 @@
-"""Tracing predictions to training examples: which predictions, what is behind them, and what would help most."""
+"""Trace predictions to training examples: which predictions, what is behind them, and what would help most."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from whence.linalg import largest, largest_first
 from whence.report.task import DataSource
 from whence.results import Uncertainty
 
-MOST_OUTPUTS = 50  # covariances between more outputs are not computed only for the ranges of probabilities
-EXAMPLES = 6  # training examples that are named for each traced prediction and estimator
+MOST_OUTPUTS = 50  # with more outputs, covariances are not computed just for the ranges of probabilities
+EXAMPLES = 6  # training examples named for each traced prediction and estimator
 ACTIONS = 10
-LEAST_ACTIONS = 3  # of each kind, where there are as many: their benefits are measured on two scales
+LEAST_ACTIONS = 3  # of each kind, if there are enough: their benefits are measured on two scales
 LARGEST = 1e150
-"""Bound of squared residuals over the noise, which vanishes where the network is certain of a wrong label."""
+"""Bound of squared residuals over the noise, which vanishes if the network is certain of a wrong label."""
 POOL = 1000  # outputs of scarce predictions among which regions are chosen
 
 
@@ -34,7 +34,7 @@ class LargestShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Traced:
-    """What tracing t of m predictions to n training examples found."""
+    """The result of tracing t of m predictions to n training examples."""
 
     chosen: Tensor  # (t,) the predictions that were traced, ascending
     inputs: DataSource  # of these
@@ -42,7 +42,7 @@ class Traced:
     explanation: Explanation  # of all m
     check: LargestShares  # of HeC3
     near: LargestShares  # of Ho
-    excess: Tensor  # (n,) what each training example adds to HeC3 of the traced predictions beyond usual noise
+    excess: Tensor  # (n,) contribution of each training example to HeC3 of the traced predictions, beyond usual noise
     total: float  # HeC3 of the traced predictions, summed
     gap: float  # median over the traced of |sum over training examples / HeC3 - 1|
 
@@ -95,7 +95,7 @@ def usual_noise(fitted: Fitted) -> float:
 
 
 def _sums(terms: Terms, mean_noise: float) -> tuple[LargestShares, LargestShares, Tensor, Tensor]:
-    """Of each prediction: largest shares of HeC3 and Ho, HeC3. Of each training example: excess."""
+    """For each prediction: largest shares of HeC3 and Ho, and HeC3. For each training example: excess."""
     most = min(EXAMPLES, terms.ho.shape[1])
     hec3, ho = (divide(values, values.sum(1, keepdim=True), 0.0) for values in (terms.hec3, terms.ho))
     check, near = (LargestShares(*(part.cpu() for part in largest(shares, most))) for shares in (hec3, ho))
@@ -109,13 +109,13 @@ class Action:
 
     kind: Literal["label", "region"]
     at: int  # the training example, or the prediction
-    benefit: float  # share of the variance of the traced predictions that it may take away
+    benefit: float  # share of the variance of the traced predictions that it may remove
     stands_for: int = 0  # for a region, how many scarce predictions are nearer to it than to the other regions
-    among: int = 0  # for a region, of how many
+    among: int = 0  # for a region, the number of scarce predictions
 
 
 def actions(fitted: Fitted, traced: Traced, contradicted: Tensor) -> list[Action]:
-    """The best of both kinds, by benefit."""
+    """The best actions of both kinds, by benefit."""
     labels, regions = labels_to_check(traced, contradicted, ACTIONS), regions_to_collect(fitted, traced, ACTIONS)
     kept = labels[:LEAST_ACTIONS] + regions[:LEAST_ACTIONS]
     rest = sorted(labels[LEAST_ACTIONS:] + regions[LEAST_ACTIONS:], key=lambda action: -action.benefit)
@@ -123,7 +123,7 @@ def actions(fitted: Fitted, traced: Traced, contradicted: Tensor) -> list[Action
 
 
 def labels_to_check(traced: Traced, contradicted: Tensor, most: int) -> list[Action]:
-    """Labels that the other examples contradict, by what they add to HeC3 beyond usual noise."""
+    """Labels that the other examples contradict, by their contribution to HeC3 beyond usual noise."""
     if traced.total <= 0:
         return []
     excess = torch.where(contradicted, traced.excess, 0.0)
@@ -132,7 +132,7 @@ def labels_to_check(traced: Traced, contradicted: Tensor, most: int) -> list[Act
 
 
 def regions_to_collect(fitted: Fitted, traced: Traced, most: int) -> list[Action]:
-    """Scarce predictions whose labels would take away most of the variance, one after the other."""
+    """Scarce predictions whose labels would reduce the variance most, one after the other."""
     scarce = traced.chosen[traced.explanation.scarce[traced.chosen]]
     if not len(scarce):
         return []

@@ -1,4 +1,4 @@
-"""What is usual in the columns of a table: the cells of a row that stand out, and inputs that cannot be."""
+"""Usual values in the columns of a table: the cells of a row that stand out, and impossible inputs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     import pandas
 
 RARE = 0.025  # share of training rows below which a value counts as unusually small, large or rare
-CENTRE = 0.005  # share of the training values of a column, on each side, that do not count for its range; one at least
+CENTRE = 0.005  # share of the training values of a column, on each side, left out of its range; at least one value
 BEYOND, ACROSS_ZERO = 3.0, 0.5
-"""A number is impossible where its distance from the nearest training value is so many times the range of its column;
-zero and below, in a column of positive numbers, from the smaller factor on: zeros often stand for what is missing."""
+"""A number is impossible if its distance from the nearest training value is this many times the range of its column.
+Zero and below, in a column of positive numbers, from the second factor on: zeros often stand for missing values."""
 CONSTANT = 0.001
-"""Share of training rows that may have one number in all their columns where such a row is called impossible."""
+"""A row with one number in all its columns is impossible if at most this share of training rows are like that."""
 
 
 @dataclass(frozen=True)
 class UsualValues:
-    """What is usual in each column of the training rows.
+    """Usual values of each column of the training rows.
 
     Examples:
         >>> usual = UsualValues.of(frame_of({"age": list(range(20, 120)), "town": ["Ulm"] * 100}))
@@ -41,7 +41,7 @@ class UsualValues:
         ['age is 1,000,000, far from every training value: the nearest is 119', '']
     """
 
-    numbers: Mapping[str, NDArray[np.float64]]  # sorted values of numbers or dates, of which more than two differ
+    numbers: Mapping[str, NDArray[np.float64]]  # sorted values of columns with more than two different numbers or dates
     counts: Mapping[str, Counter[str]]  # how often each value occurs in the other columns
     dates: frozenset[str]  # columns of dates
     constant: float  # share of rows with the same number in all columns of numbers
@@ -64,7 +64,7 @@ class UsualValues:
         return {name: values for name, values in self.numbers.items() if name not in self.dates}
 
     def tails(self, frame: pandas.DataFrame) -> NDArray[np.float64]:
-        """(2, rows, columns) shares of training values at most and at least as large; without an order, as frequent."""
+        """(2, rows, columns) shares of training values at most and at least as large; for categories, equal ones."""
         found = np.ones((2, len(frame), len(frame.columns)))
         for place, (name, column) in enumerate(frame.items()):
             values = ordered_values(column)
@@ -94,7 +94,7 @@ class UsualValues:
         return found
 
     def impossible(self, frame: pandas.DataFrame) -> list[str]:
-        """For each row why its input cannot be, or nothing: far from all training values, or one number throughout."""
+        """Why each row is an impossible input, or "": far from training values, one number throughout, or no value."""
         values = {str(name): ordered_values(column) for name, column in frame.items()}
         reasons = [""] * len(frame)
         for name, known in self.measured().items():
@@ -114,7 +114,7 @@ class UsualValues:
 
 
 def _far(name: str, value: float, known: NDArray[np.float64], low: float, high: float) -> str:
-    """Why a value outside the range of its column cannot be, or nothing."""
+    """Why a value outside the range of its column is impossible, or ""."""
     side = value < low
     at = np.searchsorted(known, value, "right") if side else np.searchsorted(known, value, "left") - 1
     nearest = float(known[at])
@@ -160,7 +160,7 @@ def rows_as_text(frame: pandas.DataFrame) -> list[tuple[str, ...]]:
 
 
 def ordered_values(column: pandas.Series) -> NDArray[np.float64] | None:
-    """A column of numbers, or of dates in seconds, with NaN where there is none; `None` for others."""
+    """A column of numbers, or of dates in seconds, with NaN for missing ones; `None` for other columns."""
     import pandas  # an extra: only tables need it
 
     if pandas.api.types.is_numeric_dtype(column):

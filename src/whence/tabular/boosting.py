@@ -1,4 +1,4 @@
-"""Gradient boosting for tables: scikit-learn's, with settings that validation rows choose, and its trees as arrays."""
+"""Gradient boosting for tables: scikit-learn's, with settings chosen on validation rows, and its trees as arrays."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from whence.tabular.target import Target
 from whence.trees import TreeEnsemble
 
 LEARNING_RATE = 0.1
-MOST_TREES, STEP = 400, 50  # of each output, and how many are grown before validation rows are asked for more
-# Tried in this order; what is not named is scikit-learn's own choice.
+MOST_TREES, STEP = 400, 50  # most trees of each output, and how many are grown between checks on validation rows
+# Tried in this order; other settings are scikit-learn's defaults.
 SETTINGS: tuple[dict[str, int], ...] = ({"max_leaf_nodes": 8}, {"max_leaf_nodes": 31})
-# Of validation losses within this factor the first setting and the fewest trees: they are traced sooner.
+# Among validation losses within this factor, the first setting and the fewest trees win: tracing them takes less time.
 AS_GOOD = 1.005
 NODES_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
 class Trees:
-    """Trees as plain arrays over all their nodes, which can be saved and need no scikit-learn."""
+    """Trees as plain arrays over all their nodes, which can be saved and do not need scikit-learn."""
 
-    feature: NDArray[numpy.int64]  # (nodes,) column that a node looks at
+    feature: NDArray[numpy.int64]  # (nodes,) column that a node tests
     threshold: NDArray[numpy.float64]  # (nodes,) numbers up to this go left
-    subset: NDArray[numpy.int64]  # (nodes,) row of `subsets` for a node that looks at a category, -1 for other nodes
+    subset: NDArray[numpy.int64]  # (nodes,) row of `subsets` for a node that tests a category, -1 for other nodes
     subsets: NDArray[numpy.bool_]  # (subsets, categories) which categories go left
     missing_left: NDArray[numpy.bool_]  # (nodes,) whether missing values go left
-    left: NDArray[numpy.int64]  # (nodes,) the node that comes next; a leaf comes after itself
-    right: NDArray[numpy.int64]  # (nodes,) the same for what goes right
-    values: NDArray[numpy.float64]  # (nodes,) what a leaf adds
+    left: NDArray[numpy.int64]  # (nodes,) the next node on the left; a leaf points to itself
+    right: NDArray[numpy.int64]  # (nodes,) the same on the right
+    values: NDArray[numpy.float64]  # (nodes,) value of a leaf
     roots: NDArray[numpy.int64]  # (trees,) first node of each tree
     outputs: NDArray[numpy.int64]  # (trees,) the output that each tree adds to
     base: NDArray[numpy.float64]  # (k,) outputs without trees
@@ -48,7 +48,7 @@ class Trees:
         return numpy.equal(self.left, numpy.arange(len(self.left)))
 
     def leaves(self, x: Any) -> NDArray[numpy.int64]:
-        """(n, trees) the leaf that each tree sends a row of (n, columns) to, counted over all trees together."""
+        """(n, trees) leaf of each row of (n, columns) in each tree, numbered over all trees together."""
         rows, numbers = numpy.asarray(x, dtype=numpy.float64), self.is_leaf.cumsum() - 1
         step = max(1, NODES_AT_ONCE // len(self.roots))
         parts = [self._last_nodes(rows[low : low + step]) for low in range(0, max(len(rows), 1), step)]
@@ -73,7 +73,7 @@ class Trees:
             nodes[row, tree] = numpy.where(goes_left, self.left[at], self.right[at])
 
     def ensemble(self, target: Target) -> TreeEnsemble:
-        """As `whence.fit` takes it; classes are numbered."""
+        """The ensemble for `whence.fit`; classes are numbered."""
         return TreeEnsemble(
             leaves=self.leaves,
             values=self.values[self.is_leaf][:, None],
@@ -86,7 +86,7 @@ class Trees:
 
 
 def read_trees(model: Any, columns: int) -> Trees:
-    """The trees of scikit-learn's histogram gradient boosting, whose categories came before all numbers."""
+    """The trees of scikit-learn's histogram gradient boosting, in which categories come before all numbers."""
     predictors = [one for iteration in model._predictors for one in iteration]
     nodes = numpy.concatenate([one.nodes for one in predictors])
     counts = [len(one.nodes) for one in predictors]
@@ -114,10 +114,10 @@ def read_trees(model: Any, columns: int) -> Trees:
 def grow(
     target: Target, inputs: Tensor, categories: int, values: Any, folds: list[Tensor], progress: Progress
 ) -> Trained:
-    """Choose settings and the number of trees by folds of validation rows, and grow trees on all rows with them.
+    """Choose settings and the number of trees on folds of validation rows, and grow trees on all rows with them.
 
-    Of the columns of the inputs, so many of the first hold codes of categories. Folds are masks (n,); the first
-    `CHOOSING` choose, and the rows of the others are predicted by trees that were grown without them too.
+    The first `categories` columns of the inputs hold codes of categories. Folds are masks (n,). The first `CHOOSING`
+    are used for the choice; the rows of the others are also predicted by trees that were grown without them.
     """
     x, known = inputs.numpy(), torch.from_numpy(values)
     mask = numpy.arange(x.shape[1]) < categories
@@ -144,7 +144,7 @@ def grow(
                 stages.append([float(mean_loss(target, outputs, known[fold])) for outputs in staged])
             loss = numpy.mean(stages, axis=0)
         if loss.min() < best / AS_GOOD:
-            enough = int((loss <= AS_GOOD * loss.min()).argmax())  # of about as good numbers of trees the smallest
+            enough = int((loss <= AS_GOOD * loss.min()).argmax())  # the smallest number of trees that is as good
             best, chosen, last = float(loss.min()), setting, enough + 1
     held_out = torch.full((len(x), target.outputs), math.nan, dtype=torch.float64, device="cpu")
     for fold in usable:

@@ -1,6 +1,6 @@
 """Columns of a table as inputs of a model: what the text of each cell means, and how it is encoded.
 
-`detect_column` decides by the training rows; a column then encodes any other rows, and can be saved as JSON.
+`detect_column` decides from the training rows. A column then encodes any other rows, and can be saved as JSON.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "nil", "?",
 MISSING_CATEGORY = "(missing)"
 STYLES = ("plain", "thousands", "decimal comma")  # spellings of numbers: 1234.5, 1,234.5 and 1.234,5
 DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y")
-# Tried in this order; of two that read a column equally well the first is taken.
+# Tried in this order; of two that read a column equally well, the first wins.
 DATE_FORMATS = tuple(f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f") for day in DAYS)
 MOSTLY = 0.9  # share of the cells with a value that must read as a number, or a date, for the column to be one
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d*")
-# Thousands apart by spaces, thin ones too.
+# Thousands separated by spaces, including thin ones.
 _SPACED = re.compile(r"[+-]?[1-9]\d{0,2}([ \u00a0\u2009\u202f]\d{3})+(?!\d)")
 _WITH_UNIT = re.compile(r"([+-]?[\d.,]*\d[.,]?)\s*((?:[^\W\d_]|°)\S*(?: [^\W\d_]\S*){0,2})")
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
@@ -72,7 +72,7 @@ def folded(name: str) -> str:
 
 
 def parse_numbers(texts: Any, style: str, unit: str = "") -> Any:
-    """Numbers, and NaN for cells that are no number in this spelling. Currency and percent signs are ignored.
+    """Numbers, with NaN for cells that are not numbers in this spelling. Currency and percent signs are ignored.
 
     Examples:
         >>> parse_numbers(["1,234.5", "$7", "12%", "x"], "thousands").tolist()
@@ -94,7 +94,7 @@ def _parse_number(text: str, style: str, unit: str) -> float:
     elif style == "decimal comma" and _DECIMAL_COMMA.fullmatch(bare):
         bare = bare.replace(".", "").replace(",", ".")
     try:
-        return math.nan if "_" in bare else float(bare)  # Python reads 1_000 as a number; people do not write it
+        return math.nan if "_" in bare else float(bare)  # Python accepts 1_000; people do not write it
     except ValueError:
         return math.nan
 
@@ -110,7 +110,7 @@ def _without_spaces(text: str) -> str:
 
 
 def note_spaces(name: str, texts: Any, notes: list[str]) -> None:
-    """Note that numbers have spaces between thousands, as codes may have too."""
+    """Add a note if numbers have spaces between thousands, as codes may have too."""
     if any(_without_spaces(bare) != bare for bare in map(_without_signs, texts)):
         notes.append(
             f"{name!r} was read as numbers with spaces between thousands; if these are codes, put a letter before each"
@@ -118,7 +118,7 @@ def note_spaces(name: str, texts: Any, notes: list[str]) -> None:
 
 
 def units(texts: Any) -> Counter[str]:
-    """Units behind numbers, in the singular, and how many cells have each.
+    """Units after numbers, in the singular, and how many cells have each.
 
     Examples:
         >>> units(["80 kg", "1.5kg", "3 years", "7"])
@@ -133,7 +133,7 @@ def _singular(unit: str) -> str:
 
 
 def guess_spelling(texts: Any) -> tuple[str, str, Any]:
-    """The style that reads most cells, the unit of most of them (where one reads nearly all), and what is read.
+    """The style that reads most cells, the unit of most of them (if one reads nearly all), and the values.
 
     Examples:
         >>> guess_spelling(["1,5", "2,75"])[0], guess_spelling(["120 mmHg", "95 mmHg"])[1]
@@ -157,7 +157,7 @@ def _guess_style(texts: Any, unit: str) -> tuple[str, str, Any]:
 
 
 def parse_dates(texts: Any, format_: str) -> Any:
-    """Days since 1970, and NaN for cells that are no date in this format.
+    """Days since 1970, with NaN for cells that are not dates in this format.
 
     Examples:
         >>> parse_dates(["1970-01-03", "1970-01-01T12:00", "soon"], "%Y-%m-%d").tolist()
@@ -185,19 +185,19 @@ def guess_date_format(texts: Any) -> str | None:
         return {one: share for one, share in shares.items() if share >= MOSTLY}
 
     shares = read(read(DATE_FORMATS, texts[:200]), texts)
-    return max(shares, key=lambda one: shares[one], default=None)  # the first of equals
+    return max(shares, key=lambda one: shares[one], default=None)  # the first of ties
 
 
-MAX_CATEGORIES = 24  # categories that get an input of their own; the others share one
+MAX_CATEGORIES = 24  # categories with their own input; the others share one
 MAX_UNITS = 5  # endings of numbers that may be units
-MIN_CATEGORY_ROWS = 3  # rows that a category needs for an input of its own, in tables of 100 rows or more
+MIN_CATEGORY_ROWS = 3  # rows that a category needs for its own input, in tables of 100 rows or more
 HEAVY_TAIL = 8.0  # robust standard deviations from the median; a column with values beyond is compressed
 MAX_DISTANCE = 1e9  # robust standard deviations from the median at which values are clipped
 MOSTLY_MISSING = 0.98  # columns with a larger share of missing values are excluded
 OTHER = "(other)"
 YEAR, WEEK, DAY = 365.2425, 7.0, 1.0
 IDENTIFIER = re.compile(r"(?i:(^|[_\s-])(id|uuid|guid|key|index|rowid|rownum|identifier)$)|[a-z](Id|ID|Key)$")
-SUBJECT = re.compile(  # what several rows may be about
+SUBJECT = re.compile(  # names of subjects that several rows may be about
     r"(?i:^(patient|subject|participant|respondent|person|customer|client|user|household|student|pupil|member|animal|"
     r"account|device|machine|sensor)([_\s-]?(id|no|nr|num|number|code))?$)"
 )
@@ -247,7 +247,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What numbers and dates share: a scale, and perhaps an input that marks missing values."""
+    """Shared by numbers and dates: a scale, and possibly an input that marks missing values."""
 
     name: str
     scale: Scale
@@ -255,7 +255,7 @@ class _Measured:
     cycles: tuple[float, ...] = field(default=(), kw_only=True)  # days within which the position of a date matters
 
     def parse(self, cells: Any) -> Any:
-        """(m,) values, NaN where a cell holds none."""
+        """(m,) values, NaN for missing ones."""
         raise NotImplementedError
 
     @property
@@ -265,7 +265,7 @@ class _Measured:
         return [self.name, *waves, *([f"{self.name} {MISSING_CATEGORY}"] if self.missing_input else [])]
 
     def encode(self, cells: Any) -> Any:
-        """(m, inputs): scaled values, with zero (the mean) for missing ones, and an input that marks these."""
+        """(m, inputs): scaled values, with zero (the mean) for missing ones, and an input that marks them."""
         values = self.parse(cells)
         angles = [2 * math.pi * values / period for period in self.cycles]
         inputs = [self.scale.apply(values), *(wave(angle) for angle in angles for wave in (numpy.sin, numpy.cos))]
@@ -274,7 +274,7 @@ class _Measured:
         return numpy.stack([*(numpy.where(known, one, 0.0) for one in inputs), *marks], axis=1)
 
     def features(self, cells: Any) -> Any:
-        """(m, 1 + periods) for trees, which need no scale: values, and those within each period; missing ones NaN."""
+        """(m, 1 + periods) for trees, which need no scale: values, and positions in each period; NaN if missing."""
         values = self.parse(cells)
         values = numpy.where(numpy.isfinite(values), values, numpy.nan)
         return numpy.stack([values, *(values % period for period in self.cycles)], axis=1)
@@ -286,7 +286,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class Number(_Measured):
-    """A column of numbers. A missing one takes the mean, and a second input marks it."""
+    """A column of numbers. A missing one is replaced by the mean, and a second input marks it."""
 
     style: str
     kind: str = "number"
@@ -307,7 +307,7 @@ class Number(_Measured):
         return numpy.abs(self.scale.distance(self.parse(cells))) > MAX_DISTANCE
 
     def display(self, cells: Any) -> Any:
-        """The numbers, as integers where all of them are whole."""
+        """The numbers, as integers if all of them are whole."""
         values = self.parse(cells)
         whole = numpy.isfinite(values).all() and (values % 1 == 0).all() and numpy.abs(values).max() < 2**53
         return values.astype(numpy.int64) if whole else values
@@ -315,7 +315,7 @@ class Number(_Measured):
 
 @dataclass(frozen=True)
 class Date(_Measured):
-    """A column of dates: time itself, and the position in the year, the week and the day where these vary."""
+    """A column of dates: time itself, and the position in the year, the week and the day if these vary."""
 
     format: str
     kind: str = "date"
@@ -330,7 +330,7 @@ class Date(_Measured):
         return parse_dates(cells, self.format)
 
     def display(self, cells: Any) -> Any:
-        """Dates, which have an order; text where some cells cannot be read."""
+        """Dates, which have an order; text if some cells cannot be read."""
         days = self.parse(cells)
         known = numpy.isfinite(days)
         if not (known | is_missing(cells)).all():
@@ -359,17 +359,17 @@ class Category:
         return f"{len(self.levels)} categories" + " and others" * self.other
 
     def encode(self, cells: Any) -> Any:
-        """(m, inputs); an unseen category is encoded like a rare one, or as zeros where none was rare."""
+        """(m, inputs); an unseen category is encoded like a rare one, or as zeros if none was rare."""
         return (self.features(cells) == numpy.arange(len(self.inputs))).astype(float)
 
     def features(self, cells: Any) -> Any:
-        """(m, 1) for trees: the number of the category; that of rare ones is the last, an unseen one is NaN."""
+        """(m, 1) for trees: the number of the category; rare ones share the last number, unseen ones are NaN."""
         codes = {level: float(code) for code, level in enumerate(self.levels)}
         unseen = float(len(self.levels)) if self.other else numpy.nan
         return numpy.array([[codes.get(label, unseen)] for label in self.display(cells)])
 
     def unrecognized(self, cells: Any) -> Any:
-        """Which cells hold a category that training never had; rare ones cannot be told from new ones."""
+        """Which cells hold a category that was not in training; rare and new ones cannot be distinguished."""
         return numpy.isnan(self.features(cells)[:, 0])
 
     def display(self, cells: Any) -> Any:
@@ -401,9 +401,9 @@ class ExcludedColumn:
 
 
 def detect_column(name: str, cells: Any, notes: list[str], rows: Any = None) -> Column | ExcludedColumn:
-    """What a column holds, by the text of the training rows; guesses and repairs are noted.
+    """Detect what a column holds from the text of the training rows; guesses and repairs are noted.
 
-    `rows` number the training rows in the file, to notice columns that only repeat that.
+    `rows` are the numbers of the training rows in the file, to detect columns that only repeat them.
     """
     missing = is_missing(cells)
     filled = cells[~missing]
@@ -441,7 +441,7 @@ def detect_column(name: str, cells: Any, notes: list[str], rows: Any = None) -> 
 
 
 def _numbers_the_rows(name: str, values: Any, rows: Any) -> bool:
-    """Whether whole numbers, all different, only number the rows: by name, without a gap, or as the file does."""
+    """Whether distinct whole numbers only number the rows: by name, without a gap, or as the file does."""
     if not (values == numpy.round(values)).all() or len(values) < 5 or len(numpy.unique(values)) < len(values):
         return False
     dense = values.max() - values.min() == len(values) - 1
@@ -484,7 +484,7 @@ def _detect_category(name: str, cells: Any, different: int, filled: int, notes: 
 
 
 def describe_styles(columns: Iterable[Column]) -> list[str]:
-    """One line for each way of writing numbers other than Python's, and for each unit, with the columns that use it."""
+    """One line for each spelling of numbers other than Python's, and for each unit, with the columns that use it."""
     found: dict[str, list[str]] = {}
     for column in columns:
         if isinstance(column, Number) and column.style != "plain":

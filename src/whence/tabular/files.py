@@ -1,4 +1,4 @@
-"""Read a table from a CSV or parquet file as text, chunk by chunk, without taking more memory than there is."""
+"""Read a table from a CSV or parquet file as text, chunk by chunk, within the available memory."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     import pandas
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
-ENDINGS = {".csv", ".tsv", ".txt", ".dat", ".parquet"}  # of files that may be meant where a name is misspelled
+ENDINGS = {".csv", ".tsv", ".txt", ".dat", ".parquet"}  # of files to suggest if a name is misspelled
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 COMPRESSION = 8  # text is about this many times larger than its compressed file
 EXPANSION = 12  # bytes in memory for each byte of text: cells become Python strings
 SAMPLE = 256 * 1024  # bytes from which the encoding and the delimiter are guessed
-CHUNK = 20_000  # rows that are read at once
+CHUNK = 20_000  # rows read at once
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TextTable:
 
     columns: dict[str, Any]  # name of each column and its cells, numpy arrays of `str`
     rows: Any  # number of each row in the file; the first row of data is 1
-    total: int  # how many rows the file has
+    total: int  # number of rows in the file
     notes: tuple[str, ...] = ()  # what was guessed or repaired
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class _Source(NamedTuple):
 
 
 def write_csv(path: Path, columns: pandas.DataFrame | dict[str, Any]) -> None:
-    """Write a data frame, or columns by name, whole or not at all."""
+    """Write a data frame, or columns by name, atomically."""
     import pandas  # an extra: only tables need it
 
     with replacing(path) as file:
@@ -74,10 +74,10 @@ def write_csv(path: Path, columns: pandas.DataFrame | dict[str, Any]) -> None:
 def read_table(
     path: Path, rows: int, *, delimiter: str | None = None, seed: int = 0, progress: Progress | None = None
 ) -> TextTable:
-    """Read a CSV file (.gz, .bz2 and .xz are decompressed on the way) or a parquet file.
+    """Read a CSV file (.gz, .bz2 and .xz are decompressed) or a parquet file.
 
-    So many rows are kept, drawn at random by the seed; all of them when zero. The delimiter of a CSV file is guessed
-    when not given.
+    `rows` rows are drawn at random with the seed, or all of them if it is zero. The delimiter of a CSV file is guessed
+    if not given.
     """
     if path.is_dir():
         raise InputError(f"expected a CSV or parquet file, got the folder {path}.")
@@ -110,7 +110,7 @@ def _stem(path: Path) -> str:
 
 
 def _draw_rows(source: _Source, rows: int, seed: int, free: float, progress: Progress) -> tuple[pandas.DataFrame, int]:
-    """Rows drawn without replacement, in one pass: each gets a random key, and the rows with the smallest keys stay."""
+    """Draw rows without replacement, in one pass: each gets a random key, and the rows with the smallest keys stay."""
     import pandas  # an extra: only tables need it
 
     def smallest(frames: list[pandas.DataFrame], keys: Any) -> tuple[list[pandas.DataFrame], Any]:
@@ -139,7 +139,7 @@ def _draw_rows(source: _Source, rows: int, seed: int, free: float, progress: Pro
 
 
 def _open_csv(path: Path, delimiter: str | None) -> _Source:
-    """A CSV file whose encoding, delimiter and names of columns were found out from its beginning."""
+    """Open a CSV file. Its encoding, delimiter and column names are detected from its beginning."""
     opener = OPENERS.get(path.suffix.lower(), open)
     size = path.stat().st_size * (COMPRESSION if opener is not open else 1)
     notes: list[str] = []
@@ -165,7 +165,7 @@ def _csv_chunks(path: Path, encoding: str, separator: str, names: list[str]) -> 
 
     options: dict[str, Any] = {"header": 0, "names": names, "index_col": False, "skipinitialspace": True}
     options |= {"dtype": str, "na_filter": False, "chunksize": CHUNK}
-    options["engine"] = "c" if separator.isascii() else "python"  # the first takes one byte; pandas warns by itself
+    options["engine"] = "c" if separator.isascii() else "python"  # the C engine takes one byte; pandas would warn
     try:
         with pandas.read_csv(path, encoding=encoding, sep=separator, **options) as reader:
             while True:
@@ -174,7 +174,7 @@ def _csv_chunks(path: Path, encoding: str, separator: str, names: list[str]) -> 
                     chunk = next(reader, None)
                 if chunk is None:
                     return
-                yield chunk.fillna("")  # cells that short rows lack, with the second engine
+                yield chunk.fillna("")  # missing cells of short rows, with the Python engine
     except pandas.errors.EmptyDataError:
         return
     except (pandas.errors.ParserError, pandas.errors.ParserWarning) as error:
@@ -193,7 +193,7 @@ def _csv_chunks(path: Path, encoding: str, separator: str, names: list[str]) -> 
 
 
 WORKBOOK = "CSV or parquet, got a workbook or an archive: {}. Save it as CSV."
-REFUSED = {  # what files are that begin so
+REFUSED = {  # types of files, by their first bytes
     b"PK\x03\x04": WORKBOOK,
     b"\xd0\xcf\x11\xe0": WORKBOOK,
     b"PAR1": "CSV, got a parquet file: {}. Give it a name that ends in .parquet.",
@@ -222,7 +222,7 @@ def _decode(sample: bytes, path: Path, notes: list[str]) -> tuple[str, str]:
 
 def _find_delimiter(lines: list[str], given: str | None, path: Path) -> str:
     def cells(mark: str) -> int:
-        """How many cells a delimiter gives in the first line, if the others mostly agree; else one."""
+        """Number of cells in the first line with a delimiter, if the other lines mostly agree; else one."""
         counts = [len(row) for row in csv.reader(lines[:50], delimiter=mark)]
         return counts[0] if counts.count(counts[0]) >= 0.8 * len(counts) else 1
 
@@ -241,7 +241,7 @@ def _find_delimiter(lines: list[str], given: str | None, path: Path) -> str:
 
 
 def _column_names(line: str, separator: str, path: Path, notes: list[str]) -> list[str]:
-    """Names from the first line; empty ones and those that occur twice are made unique."""
+    """Names from the first line; empty and repeated ones are made unique."""
     given = [name.strip() for name in next(csv.reader([line], delimiter=separator, skipinitialspace=True))]
     if numpy.isfinite(parse_numbers(given, "plain")).all():
         raise InputError(

@@ -1,4 +1,4 @@
-"""From a table to a fitted model: columns to use, split of the rows, training, the fit, and all of it in a folder."""
+"""From a table to a fitted model: columns to use, split of the rows, training, the fit, and saving all in a folder."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ DESCRIPTION, TRAINING, FIT = "table.json", "training.safetensors", "fit.whence"
 WEIGHTS = {"network": "network.safetensors", "trees": "trees.safetensors"}
 Learner = Literal["network", "trees"]
 
-LARGE_MEAN = 1e4  # standard deviations of the target: with a larger mean, few of the digits that are shown say anything
+LARGE_MEAN = 1e4  # standard deviations of the target: with a larger mean, few of the digits shown carry information
 BATCH = 1024
-ONE_THREAD = 10_000  # models of tables of up to so many rows are trained by one thread
-FAR_FROM_OPTIMUM = 0.1  # Newton change, the move of the training residuals that is left, above which a fit recenters
+ONE_THREAD = 10_000  # models of tables with up to this many rows are trained by one thread
+FAR_FROM_OPTIMUM = 0.1  # a fit recenters if the Newton change, the remaining move of training residuals, is above this
 
 
 @dataclass(frozen=True)
 class TableModel:
-    """How rows become inputs, and outputs predictions."""
+    """How rows become inputs, and how outputs become predictions."""
 
     columns: tuple[Column, ...]  # those that are used
     excluded: tuple[ExcludedColumn, ...]  # those that are not, and why
@@ -85,7 +85,7 @@ class TableModel:
         return build_network(len(self.inputs), self.width, self.target)
 
     def encode(self, table: TextTable) -> Tensor:
-        """(m, inputs) the rows of a table; for trees columns of categories come first, and missing values are NaN."""
+        """(m, inputs) the rows of a table. For trees, columns of categories come first, and missing values are NaN."""
         absent = [column.name for column in self.columns if column.name not in table.columns]
         if absent:
             raise InputError(
@@ -101,7 +101,7 @@ class TableModel:
         return torch.from_numpy(numpy.concatenate(encoded, axis=1).astype(numpy.float32))
 
     def unrecognized(self, table: TextTable) -> list[str]:
-        """Values that training never saw in a column, in words."""
+        """Values that were never in a column in training, in words."""
         notes = []
         for column in self.columns:
             cells = table.columns[column.name]
@@ -124,17 +124,17 @@ class TableModel:
         ]
 
     def shown(self, table: TextTable) -> dict[str, Any]:
-        """The columns of a table as people see them."""
+        """The columns of a table in readable form."""
         return {column.name: column.display(table.columns[column.name]) for column in self.columns}
 
     def targets(self, table: TextTable) -> Any:
-        """(m,) as numbers, NaN where there is none; all NaN where the table has no such column."""
+        """(m,) targets as numbers, NaN if missing; all NaN if the table has no such column."""
         if self.target.name not in table.columns:
             return numpy.full(len(table), numpy.nan)
         return self.target.parse(table.columns[self.target.name])
 
     def batch(self, inputs: Tensor, values: Any) -> tuple[Tensor, Any]:
-        """Inputs and targets as `whence.fit` takes them."""
+        """Inputs and targets for `whence.fit`."""
         if self.learner == "trees":
             return inputs, values
         targets = torch.as_tensor(values, device="cpu")
@@ -143,7 +143,7 @@ class TableModel:
         return inputs, targets.to(torch.float64 if self.target.task == "regression" else inputs.dtype).unsqueeze(1)
 
     def fitted_with(self, predictor: nn.Module | Trees, inputs: Tensor, values: Any) -> tuple[Any, Any]:
-        """Model and data as `whence.fit` and `whence.load` take them."""
+        """Model and data for `whence.fit` and `whence.load`."""
         batch = self.batch(inputs, values)
         return (predictor.ensemble(self.target), batch) if isinstance(predictor, Trees) else (predictor, [batch])
 
@@ -166,7 +166,7 @@ class Prepared:
     table: TextTable  # all rows
     model: TableModel  # how rows become inputs
     split: RowSplit  # which rows train
-    values: Any  # (m,) all targets, NaN where there is none
+    values: Any  # (m,) all targets, NaN if missing
     notes: tuple[str, ...]  # what was guessed, excluded or repaired
 
 
@@ -181,22 +181,22 @@ class FittedTable:
     values: Any  # (n,) their targets
     rows: Any  # number of each training row in its file
     intervals: Intervals | None  # of new observations; `None` for classes
-    usual: UsualValues  # in the columns of the training rows
+    usual: UsualValues  # of the columns of the training rows
     settings: dict[str, Any] | None = None  # of the training; `None` if the fit was loaded
-    validation: dict[Learner, float] | None = None  # errors of all models that were tried: RMSE or log loss
+    validation: dict[Learner, float] | None = None  # errors of all models tried: RMSE or log loss
 
     def impossible(self, table: TextTable) -> list[str]:
-        """For each row why its input cannot be right, by what is usual in the training rows; or nothing."""
+        """For each row why its input cannot be right, given the usual values of the training rows; or ""."""
         return self.usual.impossible(frame_of(self.model.shown(table)))
 
     def batches(self, inputs: Tensor) -> Any:
-        """Encoded rows as the tracer takes them."""
+        """Encoded rows as input of the tracer."""
         return inputs if self.model.learner == "trees" else list(inputs.split(BATCH))
 
     def training_examples(self, table: TextTable, inputs: Tensor) -> Tensor | None:
-        """(m,) which training example each row is, by its number and its encoded cells, or -1; `None` for numbers.
+        """(m,) the training example that each row is, by its number and its encoded cells, or -1; `None` for numbers.
 
-        A row that was trained on does not count as support of its own class.
+        A training row does not count as support of its own class.
         """
         if not self.model.target.classes:
             return None
@@ -212,7 +212,7 @@ class FittedTable:
         return self.tracer.explain(self.batches(inputs), top=top, examples=self.training_examples(table, inputs))
 
     def row_batches(self, table: TextTable) -> Any:
-        """The rows of a table as the tracer takes them."""
+        """The rows of a table as input of the tracer."""
         return self.batches(self.model.encode(table))
 
 
@@ -227,10 +227,10 @@ def prepare(
     width: int | None = None,
     seed: int = 0,
 ) -> Prepared:
-    """Detect the target and the columns, and split the rows: all that can be wrong with a table is found here.
+    """Detect the target and the columns, and split the rows. All problems with a table are found here.
 
-    The task and the width of the hidden layers are guessed when `None`; `test` is the share of rows that are held out.
-    Rows with the same value in the column `groups` are held out together.
+    The task and the width of the hidden layers are guessed if `None`. `test` is the share of held-out rows. Rows with
+    the same value in the column `groups` are held out together.
     """
     names, notes = list(table.columns), list(table.notes)
     name = find_column(target, names)
@@ -286,9 +286,9 @@ def fit_table(
     seed: int = 0,
     progress: bool = False,
 ) -> FittedTable:
-    """Train a network, or trees, or both and take the better one by the validation rows; and fit `whence` to it.
+    """Train a network, or trees, or both and take the better one on validation rows; then fit `whence` to it.
 
-    `seed` is that of the network's first weights.
+    `seed` sets the initial weights of the network.
     """
     values, target = prepared.values[prepared.split.train], prepared.model.target
     train = prepared.table.take(prepared.split.train)
@@ -322,8 +322,8 @@ def fit_table(
 
 
 def _train(model: TableModel, inputs: Tensor, values: Any, folds: list[Tensor], seed: int, progress: bool) -> Trained:
-    """Small tables by one thread: several wait for each other, and on a busy machine that takes minutes."""
-    from threadpoolctl import threadpool_limits  # it comes with scikit-learn: only tables need it
+    """Train small tables with one thread: several wait for each other, and on a busy machine that takes minutes."""
+    from threadpoolctl import threadpool_limits  # comes with scikit-learn: only tables need it
 
     few = len(inputs) <= ONE_THREAD
     with one_thread(few), threadpool_limits(1 if few else None, user_api="openmp"):
@@ -349,7 +349,7 @@ def _fit(model: TableModel, inputs: Tensor, values: Any, trained: Trained, struc
 
 
 def squared_errors(target: Target, outputs: Tensor, values: Any) -> Tensor | None:
-    """(n,) squared distances of labels from the probabilities that outputs (n, k) give; `None` for numbers.
+    """(n,) squared distances of labels from the probabilities of outputs (n, k); `None` for numbers.
 
     Examples:
         >>> squared_errors(Target("y", "classification", ("a", "b")), torch.zeros(2, 1), numpy.array([0.0, 1.0]))
@@ -363,7 +363,7 @@ def squared_errors(target: Target, outputs: Tensor, values: Any) -> Tensor | Non
 
 
 def ridge(target: Target, weight_decay: float, rows: int) -> float:
-    """Lambda on the sum scale, in units of the target squared.
+    """Lambda on the sum scale, in squared units of the target.
 
     Examples:
         >>> ridge(Target("y", "regression", scale=10.0), 0.01, 200)
@@ -375,12 +375,12 @@ def ridge(target: Target, weight_decay: float, rows: int) -> float:
 
 
 def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None:
-    """Write a fitted table to a folder, which is there whole or not at all; no pickles, nothing that is ever run.
+    """Write a fitted table to a folder atomically, without pickles or anything that is ever run.
 
-    `table.json` holds columns, target and `about`, how the model was trained; `network.safetensors` the weights of a
-    network, `trees.safetensors` the nodes of trees; `training.safetensors` the encoded training rows, which verdicts
-    need, the sorted values of each column of numbers, which say what is usual, and the calibration of intervals;
-    `fit.whence` the fit itself.
+    `table.json` holds columns, target and `about`, which says how the model was trained. `network.safetensors` holds
+    the weights of a network, `trees.safetensors` the nodes of trees. `training.safetensors` holds the encoded training
+    rows, which verdicts need, the sorted values of each column of numbers, which define what is usual, and the
+    calibration of intervals. `fit.whence` holds the fit itself.
     """
     with replacing_folder(folder, DESCRIPTION) as new:
         description = {"format": FORMAT, "version": VERSION, "whence": __version__, **asdict(fitted.model)}
@@ -459,9 +459,9 @@ def read_description(
 
 @contextmanager
 def replacing_folder(folder: Path, mark: str) -> Iterator[Path]:
-    """A folder to write to, which takes the place of another once everything is in it, and vanishes on an error.
+    """A folder to write to, which replaces another once it is complete, and is removed on an error.
 
-    The other one must be empty, or hold a file of the name `mark`.
+    The other folder must be empty, or contain a file with the name `mark`.
     """
     check_folder(folder, mark)
     part = folder.parent / f".whence-{secrets.token_hex(8)}.part"
@@ -479,7 +479,7 @@ def replacing_folder(folder: Path, mark: str) -> Iterator[Path]:
 
 
 def check_folder(folder: Path | None, mark: str = DESCRIPTION) -> None:
-    """Raise where saving would fail, or would overwrite something else; without a folder nothing is saved."""
+    """Raise if saving would fail, or would overwrite something else; without a folder nothing is saved."""
     if folder is None:
         return
     if not folder.absolute().parent.is_dir():

@@ -1,8 +1,8 @@
-"""The network for tables, two smooth hidden layers, and its training to an optimum, which the variances assume.
+"""The network for tables, with two smooth hidden layers, and its training to an optimum, which the variances assume.
 
-Several weight decays are tried on a part of the training rows, each from the same random weights; the loss on the other
+Several weight decays are tried on a part of the training rows, each from the same random weights. The loss on the other
 rows, the validation rows, chooses one. With it the network is trained on all training rows by L-BFGS until the loss no
-longer changes. There is no early stopping: the weight decay alone prevents overfitting, and is judged at its optimum.
+longer changes. There is no early stopping: only the weight decay prevents overfitting, and it is judged at its optimum.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from whence.runtime.execution import Progress
 from whence.tabular.target import Target
 
 WIDTHS = tuple(range(32, 7, -4))
-MAX_WEIGHTS, MIN_WEIGHTS = 1500, 600  # for up to twenty thousand rows, and for many more: the algebra takes seconds
+MAX_WEIGHTS, MIN_WEIGHTS = 1500, 600  # up to twenty thousand rows, and for many more: the algebra takes seconds
 ROWS_TIMES_WEIGHTS = 3e7  # kept constant in between
 
 
 class Units(nn.Module):
-    """From standard deviations to the units of the target, or from the units of inputs to standard deviations."""
+    """Convert standard deviations to the units of the target, or units of inputs to standard deviations."""
 
     shift: Tensor
     scale: Tensor
@@ -84,11 +84,11 @@ def initialize(network: nn.Module, generator: torch.Generator) -> None:
 WEIGHT_DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)  # from strong to weak
 FIRST = 4  # index of the weight decay that is tried first
 STEPS = 50  # steps of L-BFGS in a round, after which convergence is checked
-CHOOSING = 3  # folds of validation rows that choose the weight decay, at most
-ROUNDS = 4  # at most, for each weight decay; as many again for the one that is chosen
-LAST_ROUNDS = 30  # at most, on all training rows
+CHOOSING = 3  # most folds of validation rows that choose the weight decay
+ROUNDS = 4  # most rounds for each weight decay; as many again for the chosen one
+LAST_ROUNDS = 30  # most rounds on all training rows
 TRIAL_TOLERANCE, TOLERANCE = 1e-3, 5e-5  # relative changes of the loss in a round at which training ends
-AS_GOOD = 1.01  # of validation losses within this factor the stronger decay is taken: its optimum is reached sooner
+AS_GOOD = 1.01  # among validation losses within this factor, the stronger decay wins: its optimum is reached sooner
 
 
 def mean_loss(target: Target, outputs: Tensor, values: Tensor) -> Tensor:
@@ -101,11 +101,11 @@ def mean_loss(target: Target, outputs: Tensor, values: Tensor) -> Tensor:
 
 
 class Trained(NamedTuple):
-    """A trained model, and what validation rows say of it."""
+    """A trained model, and its results on validation rows."""
 
     predictor: Any  # a network, or `Trees`
     held_out: Tensor  # (n, k) outputs of models that were trained without the row; NaN for rows in no fold
-    settings: dict[str, Any]  # that validation rows chose
+    settings: dict[str, Any]  # chosen on validation rows
 
 
 def train(
@@ -113,15 +113,15 @@ def train(
 ) -> Trained:
     """Choose the weight decay, and train on all rows with it, in place.
 
-    Folds are masks (n,) of validation rows. The first `CHOOSING` choose the weight decay; the rows of the others are
-    predicted without them too, by the weight decay that was chosen.
+    Folds are masks (n,) of validation rows. The first `CHOOSING` choose the weight decay. The rows of the others are
+    also predicted by networks trained without them, with the chosen weight decay.
     """
     choosing = folds[:CHOOSING]
     losses: dict[float, float] = {}
     weights: dict[float, list[dict[str, Tensor]]] = {}
 
     def train_without(start: dict[str, Tensor], fold: Tensor, decay: float, rounds: int) -> dict[str, Tensor]:
-        """The weights that a training without the fold ends at; they are those of the network now."""
+        """Train without the fold. Returns the final weights, which stay in the network."""
         network.load_state_dict(start)
         _minimize_mean(network, target, inputs[~fold], values[~fold], decay, rounds, TRIAL_TOLERANCE)
         return deepcopy(network.state_dict())
@@ -133,7 +133,7 @@ def train(
             weights[decay].append(train_without(before, fold, decay, ROUNDS))
             with torch.no_grad():
                 total += float(mean_loss(target, network(inputs[fold]), values[fold]))
-        losses[decay] = total / len(choosing) if math.isfinite(total) else math.inf  # NaN is worse than anything
+        losses[decay] = total / len(choosing) if math.isfinite(total) else math.inf  # NaN counts as worst
         return losses[decay]
 
     first = deepcopy(network.state_dict())
@@ -141,7 +141,7 @@ def train(
         trial(decay, [first] * len(choosing))
     chosen = max(decay for decay, loss in losses.items() if loss <= AS_GOOD * min(losses.values()))
     while True:
-        loss = trial(chosen, weights[chosen])  # from where the first trial ended
+        loss = trial(chosen, weights[chosen])  # starts from the end of the first trial
         stronger = {decay: losses[decay] for decay in losses if decay > chosen}
         if loss <= AS_GOOD * min(stronger.values(), default=math.inf):
             break
@@ -163,7 +163,7 @@ def train(
 def _decays_to_try(losses: dict[float, float]) -> Iterator[float]:
     """The first decay, all stronger ones, whose optimum is soon reached, and weaker ones until one is no better.
 
-    The caller fills in the losses meanwhile.
+    The caller adds the losses in between.
     """
     yield from WEIGHT_DECAYS[FIRST::-1]
     for decay in WEIGHT_DECAYS[FIRST + 1 :]:

@@ -1,4 +1,4 @@
-"""Predictions of rows with variances and verdicts, as data frames; scores of them; and what they say of labels."""
+"""Predictions of rows with variances and verdicts, as data frames, their scores, and what they say about labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whence.tabular.target import Target
 if TYPE_CHECKING:
     import pandas
 
-DOUBTFUL = 2.0  # standard deviations from which on the other rows contradict a number
+DOUBTFUL = 2.0  # standard deviations beyond which the other rows contradict a number
 EXPLAIN_WORK = 3e12  # floating-point operations of all verdicts, about a minute on two cores
 
 
@@ -32,19 +32,19 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class RowPredictions:
-    """Predictions of the rows of a table; `docs/cli.md` says what the columns of the frame are.
+    """Predictions of the rows of a table; `docs/cli.md` describes the columns of the frame.
 
-    The verdict, and what it rests on, is empty where none was asked for.
+    The verdict, and the numbers behind it, are empty if none was requested.
     """
 
     table: TextTable
-    fitted: FittedTable  # what predicted the rows
-    values: Any  # (m,) what was observed, NaN where nothing was
+    fitted: FittedTable  # the model of the predictions
+    values: Any  # (m,) observed values, NaN if missing
     frame: pandas.DataFrame
     probabilities: Any  # (m, classes) of all classes; (m, 0) for numbers
 
     def scores(self, which: Any = slice(None)) -> list[Score]:
-        """How good the predictions of some rows are, where their targets are known."""
+        """Scores of the predictions of some rows, if their targets are known."""
         rows = numpy.arange(len(self.table))[which]
         rows = rows[numpy.isfinite(self.values[rows])]
         values, frame, target = self.values[rows], self.frame.iloc[rows], self.fitted.model.target
@@ -53,9 +53,9 @@ class RowPredictions:
         return score_classes(values.astype(int), self.probabilities[rows], target.classes) if len(rows) else []
 
     def rows_frame(self, part: list[str] | None = None, labels: Mapping[str, Any] | None = None) -> pandas.DataFrame:
-        """One line for each row of the file: its number, its identifiers and target, and what was predicted.
+        """One line for each row of the file: its number, its identifiers and target, and the prediction.
 
-        With the part of the split that each belongs to, and columns of what the other rows say of its label.
+        Also the part of the split that each belongs to, and columns with what the other rows say about its label.
         """
         model, frame = self.fitted.model, self.frame.assign(**labels or {})
         identifiers = [column.name for column in model.excluded if column.identifier]
@@ -111,11 +111,11 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
     return RowPredictions(table, fitted, model.targets(table), frame, probabilities)
 
 
-CHECK_INPUT = "check the input"  # the verdict on rows that cannot be, which their columns show and no network
+CHECK_INPUT = "check the input"  # the verdict on impossible rows, which their columns show and no network
 
 
 def affordable_rows(rows: Any, first: Any, fitted: FittedTable) -> Any:
-    """The rows whose verdicts take a minute or so: all, or the first ones, or as many of these as possible."""
+    """The rows whose verdicts take about a minute: all, or the first ones, or as many of these as possible."""
     parameters = fitted.model.target.outputs * fitted.tracer.problem.selection.size
     each = 6.0 * len(fitted.rows) * min(parameters, 2048)
     return rows if each * len(rows) <= EXPLAIN_WORK else first[: max(1, int(EXPLAIN_WORK / each))]
@@ -135,7 +135,7 @@ def score_numbers(values: Any, prediction: Any, lower: Any, upper: Any) -> list[
 
 
 def score_classes(values: Any, probabilities: Any, classes: tuple[str, ...]) -> list[Score]:
-    """Scores of predicted classes with probabilities (m, classes), where the true ones are those at (m,) positions."""
+    """Scores of predicted classes with probabilities (m, classes), given the indices (m,) of the true classes."""
     from sklearn.metrics import roc_auc_score  # an extra: only tables need it
 
     own = probabilities[numpy.arange(len(values)), values]
@@ -154,19 +154,19 @@ def score_classes(values: Any, probabilities: Any, classes: tuple[str, ...]) -> 
 
 @dataclass(frozen=True)
 class RowLabels:
-    """Labels of the rows of a table, and what the other rows say in their place.
+    """Labels of the rows of a table, and what the other rows predict instead.
 
-    Training rows are judged by the fit without them, all others by the prediction itself, by the same formula: for
+    Training rows are judged by the fit without them, all others by the prediction itself, with the same formula: for
     classes suspicion is 1 - p(label), for numbers |label - suggested| over the standard deviation of an observation.
     """
 
     target: Target
-    labels: Any  # (m,) numbers, or indices of classes; NaN where there is none
+    labels: Any  # (m,) numbers, or indices of classes; NaN if missing
     suggested: Any  # (m,) the same, by a model that did not see the label
     sure: Any  # (m,) probability of the suggested class, or the standard deviation of an observation around a number
-    suspicion: Any  # (m,) NaN where there is no label
+    suspicion: Any  # (m,) NaN if there is no label
     order: Any  # positions of the rows with a label, the most doubtful label first
-    counted: Any  # (m,) which labels the share of wrong ones is estimated from
+    counted: Any  # (m,) which labels are used to estimate the share of wrong ones
 
     @classmethod
     def of(cls, predictions: RowPredictions, train: Any) -> RowLabels:
@@ -189,7 +189,7 @@ class RowLabels:
         sure[train] = frame["suggested_probability" if target.classes else "suggested_std"]
         suspicion[train], rank[train] = frame["suspicion"], frame["suspect_rank"]
         suspicion = numpy.where(numpy.isfinite(labels), suspicion, numpy.nan)
-        order = numpy.lexsort((rank, -suspicion))  # ranks order what rounds to the same suspicion; NaN comes last
+        order = numpy.lexsort((rank, -suspicion))  # ranks order ties of suspicion; NaN comes last
         counted = numpy.isfinite(labels)
         order = order[: int(counted.sum())]
         if predictions.fitted.model.learner == "trees":  # their splits have learned the labels of training rows

@@ -1,4 +1,4 @@
-"""The column to predict, numbers or classes; columns that give it away; and the split of the rows for testing."""
+"""The column to predict, numbers or classes; columns that leak it; and the split of the rows for testing."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from whence.trees.ensemble import Loss
 
 Task = Literal["regression", "classification"]
 MAX_CLASSES = 50
-MAX_CODES = 10  # whole numbers 0, 1, ... or 1, 2, ... are taken for classes up to this many
-MAX_TARGET, MIN_STD = 1e15, 1e-15  # of targets whose variances can still be computed and shown
+MAX_CODES = 10  # up to this many whole numbers 0, 1, ... or 1, 2, ... are taken for classes
+MAX_TARGET, MIN_STD = 1e15, 1e-15  # limits of targets whose variances can still be computed and shown
 MIN_ROWS, MIN_GROUPS, MIN_CLASS_ROWS = 20, 8, 3
 MAX_TEST_ROWS = 10_000
 VALIDATION, FOLDS = 0.15, 7
-SMALL = 2_000  # training rows up to which there are so many folds of validation rows; beyond, one set of that share
+SMALL = 2_000  # up to this many training rows there are `FOLDS` folds of validation rows; beyond, one set of that share
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is predicted."""
+    """The target column."""
 
     name: str  # of the column
     task: Task  # regression or classification
     classes: tuple[str, ...] = ()  # in the order of the network's outputs; none for regression
     style: str = "plain"  # spelling of the numbers
-    unit: str = ""  # behind them
+    unit: str = ""  # unit after the numbers
     shift: float = 0.0  # mean of the training targets; zero for classes
     scale: float = 1.0  # their standard deviation; one for classes
 
@@ -61,13 +61,13 @@ class Target:
 
     @property
     def likelihood(self) -> Loss:
-        """As `whence.fit` calls it."""
+        """The name of the likelihood in `whence.fit`."""
         if self.task == "regression":
             return "gaussian"
         return "categorical" if len(self.classes) > 2 else "bernoulli"
 
     def parse(self, cells: Any) -> Any:
-        """(m,) numbers, or indices of classes; NaN where there is no value, or a class that was never seen."""
+        """(m,) numbers, or indices of classes; NaN for missing values and unseen classes."""
         if self.task == "regression":
             return parse_numbers(cells, self.style, self.unit)
         indices = {name: float(index) for index, name in enumerate(self.classes)}
@@ -78,7 +78,7 @@ class Target:
 
 
 def find_column(name: str, names: list[str]) -> str:
-    """The column of that name, or an error that suggests the nearest names."""
+    """The column with that name, or an error that suggests the nearest names."""
     if name not in names:
         meant = f"{did_you_mean(name, names, most=3)} Columns: {listing(names, 20)}."
         raise InputError(f"expected the name of a column, got {name!r}, which is none.{meant}")
@@ -86,7 +86,7 @@ def find_column(name: str, names: list[str]) -> str:
 
 
 def detect_target(name: str, cells: Any, task: Task | None, notes: list[str]) -> Target:
-    """Whether the target is a number or a class, by all cells that hold a value; guesses are noted."""
+    """Detect whether the target is a number or a class, from all cells with a value; guesses are noted."""
     filled = cells[~is_missing(cells)]
     if not len(filled):
         raise TargetError(f"expected values in the target {name!r}, got none in {len(cells)} rows.")
@@ -125,7 +125,7 @@ def _guess_task(name: str, values: Any, unreadable: Any, notes: list[str]) -> Ta
     if unreadable.mean() > 0.5:
         return "classification"
     if unreadable.any():
-        return "regression"  # mostly numbers: the error names the rest
+        return "regression"  # mostly numbers: the error lists the rest
     known = numpy.unique(values)
     if len(known) == 2:
         return "classification"
@@ -184,7 +184,7 @@ def _number(text: str) -> float | None:
 
 
 def _class_of(cell: str) -> str:
-    """Numbers that are equal are one class: 1 and 1.0."""
+    """The class of a cell; equal numbers are one class: 1 and 1.0."""
     bare = category_of(cell)
     number = _number(bare)
     return str(int(number)) if number is not None and number.is_integer() else bare
@@ -194,10 +194,10 @@ def _class_of(cell: str) -> str:
 class RowSplit:
     """Positions of rows in the table."""
 
-    train: Any  # what the final model is trained on
-    validation: tuple[Any, ...]  # sets of training rows that are predicted by trainings without them
+    train: Any  # rows of the final training
+    validation: tuple[Any, ...]  # sets of training rows that are predicted by models trained without them
     test: Any  # never trained on
-    unlabelled: Any  # rows without a target, which are predicted only
+    unlabelled: Any  # rows without a target, which are only predicted
 
     def names(self) -> list[str]:
         """The part that each row belongs to, in words."""
@@ -207,9 +207,9 @@ class RowSplit:
 
 
 def split_rows(values: Any, target: Target, test: float, seed: int, groups: Any = None) -> RowSplit:
-    """Draw the parts at random, stratified by class, by targets (m,) as numbers, NaN where there is none.
+    """Draw the parts at random, stratified by class; targets (m,) are numbers, NaN if missing.
 
-    Rows with the same label in `groups` (m,) stay together in one part; there is no stratification then.
+    Rows with the same label in `groups` (m,) stay together in one part. There is no stratification then.
 
     Examples:
         >>> split = split_rows(numpy.arange(100.0), Target("y", "regression"), 0.2, 0)
@@ -237,7 +237,7 @@ def split_rows(values: Any, target: Target, test: float, seed: int, groups: Any 
 def _split_groups(
     known: Any, values: Any, target: Target, share: float, groups: Any, generator: numpy.random.Generator
 ) -> tuple[Any, tuple[Any, ...], Any]:
-    """The same for whole groups: those drawn first are held out, the others go to the smallest set in turn."""
+    """The same for whole groups: those drawn first are held out, the others are added to the smallest set in turn."""
     labels, codes = numpy.unique(groups[known].astype(str), return_inverse=True)
     if len(labels) < MIN_GROUPS:
         raise InputError(
@@ -263,7 +263,7 @@ def _split_groups(
 
 
 def group_labels(cells: Any) -> Any:
-    """(m,) the group of each row; a row without one is a group of its own.
+    """(m,) the group of each row; a row without one is its own group.
 
     Examples:
         >>> group_labels(numpy.array(["a", "", "a", "?"], dtype=object)).tolist()
@@ -275,7 +275,7 @@ def group_labels(cells: Any) -> Any:
 
 
 def check_row_count(known: int, name: str) -> None:
-    """Raise where there are too few rows with a target."""
+    """Raise if there are too few rows with a target."""
     if known < MIN_ROWS:
         raise InputError(
             f"expected at least {MIN_ROWS} rows with a value of {name!r}, got {known}. "
@@ -284,23 +284,23 @@ def check_row_count(known: int, name: str) -> None:
 
 
 def _draw(strata: list[Any], share: float, generator: numpy.random.Generator) -> tuple[Any, list[Any]]:
-    """A share of each stratum, at least one row where the stratum has two; and what is left of the strata."""
+    """A share of each stratum, at least one row if the stratum has two; and the rest of the strata."""
     counts = [max(round(share * len(rows)), int(share > 0 and len(rows) >= 2)) for rows in strata]
     drawn = [generator.permutation(rows)[:count] for rows, count in zip(strata, counts, strict=True)]
     left = [rows[~numpy.isin(rows, some)] for rows, some in zip(strata, drawn, strict=True)]
     return numpy.sort(numpy.concatenate(drawn)), left
 
 
-# Share of the target's variance, or of what the most frequent class gets wrong, that one column alone explains.
+# Share of the target's variance, or of the errors of the most frequent class, that one column alone explains.
 LEAK = 0.995
-FEWEST = 10  # different values of an id that repeats: a column with fewer is a category
-MOST_ROWS, MIN_KNOWN = 5_000, 20  # that are looked at for leaks, evenly spaced, and that must have a value
+FEWEST = 10  # fewest different values of an id that repeats: a column with fewer is a category
+MOST_ROWS, MIN_KNOWN = 5_000, 20  # most rows checked for leaks, evenly spaced, and fewest that must have a value
 
 
 def drop_copies(
     found: Sequence[Column | ExcludedColumn], table: TextTable, target: str
 ) -> list[Column | ExcludedColumn]:
-    """Leave out columns whose cells are those of the target, or of a column before them."""
+    """Exclude columns whose cells equal those of the target, or of an earlier column."""
     first = {tuple(map(_bare, table.columns[target])): target}
     kept: list[Column | ExcludedColumn] = []
     for one in found:
@@ -322,7 +322,7 @@ def _bare(cell: str) -> float | str:
 def suspicious_columns(
     found: Sequence[Column | ExcludedColumn], table: TextTable, target: Target, grouped: bool
 ) -> list[str]:
-    """Notes on columns that may give the target away, and on ids that repeat where rows are not grouped."""
+    """Notes on columns that may leak the target, and on ids that repeat if rows are not grouped."""
     values = target.parse(table.columns[target.name])
     some = numpy.linspace(0, len(values) - 1, min(MOST_ROWS, len(values))).round().astype(int)
     notes = []
@@ -347,15 +347,15 @@ def suspicious_columns(
 
 
 def _looks_like_id(column: Column | ExcludedColumn, cells: Any) -> bool:
-    """By its name; numbers must be whole."""
+    """Whether a column looks like an id, by its name; numbers must be whole."""
     named = any(names.search(column.name) for names in (IDENTIFIER, SUBJECT)) and not isinstance(column, Date)
     return named and bool((numpy.nan_to_num(parse_numbers(cells, "plain")) % 1 == 0).all())
 
 
 def explained_alone(feature: Any, values: Any, classes: bool) -> float:
-    """How much of the target one column explains: the mean of the others with the same value, or of both neighbours.
+    """How much of the target one column explains: by the mean of the others with the same value, or of both neighbours.
 
-    One is all of the variance, or of the errors that the most frequent class makes; zero or less is none.
+    One is all of the variance, or of the errors of the most frequent class; zero or less is none.
 
     Examples:
         >>> x = numpy.arange(100.0)

@@ -1,7 +1,7 @@
-"""Labels to check and rows to label, as files that people fill in; and their answers, read back and put in place.
+"""Labels to check and rows to label, as files that people fill in; their answers are read back and applied.
 
-Files are CSV, or tasks for Label Studio. Both name each row by its number and by a key, a checksum of its other
-columns, so that answers are never given to a row of another table.
+Files are CSV, or tasks for Label Studio. Both identify each row by its number and by a key, a checksum of its other
+columns, so that answers are never applied to a row of another table.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     import pandas
 
 CHECK, LABEL = "check the label", "label"
-POOL = 1_500  # outputs of rows without a label, those with the largest variances, among which the first are sought
-WHEN = ("before", "expected", "after")  # of scores, by the time when answers came
-MOVED = 5  # rows that are named whose prediction moved most
+POOL = 1_500  # outputs of rows without a label, those with the largest variances, from which rows are chosen
+WHEN = ("before", "expected", "after")  # scores before and after the answers
+MOVED = 5  # rows listed whose prediction moved most
 
 
 def work_items(prepared: Prepared, fitted: FittedTable, labels: RowLabels, most: int) -> pandas.DataFrame:
-    """Labels that the other rows contradict, the most doubtful first, then rows to label first; so many of each.
+    """Labels that the other rows contradict, the most doubtful first, then rows to label first; at most `most` of each.
 
     Columns are `row` in the file, `key`, `todo`, an empty `answer`, `label`, `suggested`, how sure that is,
-    `suspicion`, and the cells of all columns but the target, whose own names are kept as `attrs["names"]`.
+    `suspicion`, and the cells of all columns except the target, whose names are kept as `attrs["names"]`.
     """
     import pandas  # an extra: only tables need it
 
@@ -69,7 +69,7 @@ def work_items(prepared: Prepared, fitted: FittedTable, labels: RowLabels, most:
 
 
 def rows_to_label(prepared: Prepared, fitted: FittedTable, most: int) -> list[int]:
-    """Positions of rows without a label whose labels would take away most of the variance of all of them."""
+    """Positions of rows without a label whose labels would reduce the variance of all of them most."""
     unlabelled = prepared.split.unlabelled
     if not len(unlabelled):
         return []
@@ -83,7 +83,7 @@ def rows_to_label(prepared: Prepared, fitted: FittedTable, most: int) -> list[in
 
 
 def row_key(table: TextTable, target: str, at: int) -> str:
-    """A checksum of the cells of a row, but for the target; it starts with a letter, so that no program reads a number.
+    """A checksum of the cells of a row, except the target. It starts with a letter so that it is not read as a number.
 
     Examples:
         >>> table = TextTable({"a": ["1", "2"], "y": ["no", "yes"]}, [1, 2], 2)
@@ -95,9 +95,9 @@ def row_key(table: TextTable, target: str, at: int) -> str:
 
 
 def write_worklist(path: Path, items: pandas.DataFrame, target: Target) -> dict[str, Path]:
-    """Write a CSV file, or tasks that Label Studio imports as they are, beside the labelling configuration they need.
+    """Write a CSV file, or tasks for Label Studio together with the labelling configuration they need.
 
-    There the suggested label is a prediction, with its probability as score. Returns the files by what they are.
+    There the suggested label is a prediction, with its probability as score. Returns the files by their role.
     """
     if path.suffix.lower() == ".csv":
         write_csv(path, items)
@@ -112,7 +112,7 @@ def write_worklist(path: Path, items: pandas.DataFrame, target: Target) -> dict[
 
 
 def _task(item: list[Any], names: list[str], target: Target) -> dict[str, Any]:
-    """As https://labelstud.io/guide/tasks#Basic-Label-Studio-JSON-format has it."""
+    """The format of https://labelstud.io/guide/tasks#Basic-Label-Studio-JSON-format."""
     row, key, todo, _, label, suggested, sure, suspicion, *cells = item
     kind, value = ("choices", [suggested]) if target.classes else ("number", float(suggested))
     result = {"from_name": "answer", "to_name": "row", "type": kind, "value": {kind: value}}
@@ -152,7 +152,7 @@ def label_studio_config(target: Target) -> str:
 
 
 class Answer(NamedTuple):
-    """What a person said of one row; a number where the file held one."""
+    """A person's answer for one row; a number if the file held one."""
 
     row: str
     key: str
@@ -160,7 +160,7 @@ class Answer(NamedTuple):
 
 
 def read_answers(path: Path) -> tuple[list[Answer], int]:
-    """Answers from a CSV file or a JSON export of Label Studio, and how many rows there are without one."""
+    """Answers from a CSV file or a JSON export of Label Studio, and the number of rows without one."""
     if not path.is_file():
         raise InputError(f"expected a file with answers, got {path}, which does not exist.")
     found = _read_json(path) if path.suffix.lower() == ".json" else _read_csv(path)
@@ -213,7 +213,7 @@ def _read_json(path: Path) -> list[Answer]:
 
 
 def _plain(value: Any) -> str | float:
-    """A class or a number, from the ways in which Label Studio writes them.
+    """A class or a number, from the forms that Label Studio writes.
 
     Examples:
         >>> [_plain(value) for value in ({"choices": ["red"]}, [{"number": 3}], "blue", 2.5)]
@@ -227,16 +227,16 @@ def _plain(value: Any) -> str | float:
 
 @dataclass(frozen=True)
 class Answered:
-    """A table with answers in place of labels; positions of rows are those of the table."""
+    """A table with answers instead of labels; positions of rows are those of the table."""
 
     prepared: Prepared  # with new labels; rows that had none train now, held-out rows stay held out
-    changed: Any  # positions whose label is another one now
+    changed: Any  # positions whose label has changed
     confirmed: Any  # positions whose label stays
     labelled: Any  # positions that had none
 
 
 def apply_answers(prepared: Prepared, answers: list[Answer], source: str) -> Answered:
-    """Put answers in place of labels, or say which cannot be used; `source` names their file."""
+    """Replace labels by answers, or say which cannot be used; `source` names their file."""
     table, target = prepared.table, prepared.model.target
     places = {int(row): at for at, row in enumerate(table.rows)}
     found: dict[int, str] = {}
@@ -304,8 +304,8 @@ def compare(
 ) -> dict[str, Any]:
     """What the answers changed: scores of the held-out rows, their deviations, doubtful labels, and predictions.
 
-    Scores before and after are by the labels as they are now. What was expected is the answer of `what_if` for changed
-    labels, and of `suggest` for new ones, before the training; NaN where that would take long or cannot be computed.
+    Scores before and after use the labels as they are now. The expected scores are the results of `what_if` for changed
+    labels, and of `suggest` for new ones, before the training; NaN if that would take long or cannot be computed.
     """
     (old, old_labels), (new, new_labels) = before, after
     test = answered.prepared.split.test
@@ -338,10 +338,10 @@ def compare(
 
 
 def _expected(answered: Answered, old: RowPredictions) -> tuple[RowPredictions | None, float]:
-    """Predictions that the first fit expects of one with the answers, and the mean deviation of the held-out rows.
+    """Predictions that the first fit expects from one with the answers, and the mean deviation of the held-out rows.
 
-    The deviation of probabilities is expected where no label was changed: labels change the logits, and with them what
-    a deviation of logits means.
+    The deviation of probabilities is expected only if no label was changed: labels change the logits, and with them
+    the meaning of a deviation of logits.
     """
     prepared, fitted = answered.prepared, old.fitted
     target, test, tracer = fitted.model.target, prepared.split.test, fitted.tracer

@@ -1,7 +1,7 @@
-"""Fitted ensembles of trees: linear in their leaf values, so that all that whence computes applies to them.
+"""Fitted ensembles of trees: linear in their leaf values, so that everything in whence applies to them.
 
-`ADAPTERS` has one line for each library whose trees whence reads; `fitted_trees` makes of them what `whence.fit` works
-on.
+`ADAPTERS` has one line for each library whose trees whence can read. `fitted_trees` converts them to the arguments of
+`whence.fit`.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ ADAPTERS: dict[str, Callable[[Any], TreeEnsemble | None]] = {
     "lightgbm": lightgbm.read,
     "catboost": catboost.read,
 }
-"""From the package that a model's class comes from to the function that reads the model, or finds it to be no tree."""
+"""From the package of a model's class to the function that reads the model, or returns `None` if it is no tree."""
 
 
 def read(model: Any) -> TreeEnsemble | None:
-    """The trees of a fitted model, or of the last step of a fitted pipeline; `None` where no adapter takes the model.
+    """The trees of a fitted model, or of the last step of a fitted pipeline; `None` if no adapter takes the model.
 
-    No library is imported that is not loaded: models are recognised by the module of their class.
+    No library is imported unless it is loaded already: models are recognised by the module of their class.
 
     Args:
         model: a fitted model of scikit-learn, XGBoost, LightGBM or CatBoost, or a pipeline of scikit-learn that ends in
-            one. The rows that its `leaves` take are those that the model, or the pipeline, takes.
+            one. The `leaves` of the result take the same rows as the model or the pipeline.
 
     Raises:
-        InputError: the model is not fitted, or is one that is no sum of leaf values under a likelihood of whence.
+        InputError: the model is not fitted, or is not a sum of leaf values under a likelihood of whence.
 
     Examples:
         >>> import torch
         >>> read(torch.nn.Linear(1, 1)) is None
         True
     """
-    for kind in type(model).__mro__:  # an estimator of XGBoost is also one of scikit-learn: its own class comes first
+    for kind in type(model).__mro__:  # an XGBoost estimator is also a scikit-learn one: its own class comes first
         if kind.__module__ == "sklearn.pipeline" and kind.__name__ == "Pipeline":
             return _last_step(model)
         adapter = ADAPTERS.get(kind.__module__.split(".")[0])
@@ -79,7 +79,7 @@ def _last_step(pipeline: Any) -> TreeEnsemble | None:
 
 
 def read_ensemble(model: Any) -> TreeEnsemble:
-    """The trees of a model of some library; an error where no adapter takes it."""
+    """The trees of a model of some library; raises if no adapter takes it."""
     found = model if isinstance(model, TreeEnsemble) else read(model)
     if found is None:
         raise InputError(
@@ -116,7 +116,7 @@ def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
 
 
 def check_sum(ensemble: TreeEnsemble, x: Any) -> None:
-    """Raise unless the leaf values add up to what the library itself predicts, for some rows of X."""
+    """Raise unless the leaf values sum to the library's own predictions, for some rows of X."""
     if ensemble.own_raw is None:
         return
     some = x[:COMPARED_ROWS] if hasattr(x, "shape") or isinstance(x, list) else x
@@ -153,15 +153,15 @@ STRUCTURES: dict[str, type[Structure]] = {"auto": LeafAuto, "exact": Exact, "cor
 
 COMPARED_ROWS = 200  # training rows whose sums of leaf values are compared with the library's predictions
 SAME_SUM = 1e-3  # relative difference of the two that single precision may leave
-LARGEST_SHRINKAGE = 0.9  # of several trees: without shrinkage they share directions that no penalty would tell apart
+LARGEST_SHRINKAGE = 0.9  # for several trees: without shrinkage they share directions that no penalty could separate
 
 
 def fitted_trees(
     model: Any, data: Any, likelihood: str | Likelihood | None, structure: str | Structure, parameters: Any, ridge: Any
 ) -> tuple[LeafSum, list[tuple[Any, ...]], Likelihood, Structure]:
-    """Model, batches, likelihood and structure for `whence.fit`, of trees of any library.
+    """Model, batches, likelihood and structure for `whence.fit`, from trees of any library.
 
-    Leaf values are scaled so that a ridge of one is the trees' own by default.
+    Leaf values are scaled so that by default a ridge of one is the trees' own.
     """
     if not isinstance(parameters, str) or parameters != "all":
         raise InputError(f'expected parameters="all" for trees, all leaf values, got {parameters!r}. Leave it out.')

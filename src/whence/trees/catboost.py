@@ -18,7 +18,7 @@ LIKELIHOODS: dict[str, Loss] = {
 
 def read(model: Any) -> TreeEnsemble | None:
     """The trees of a fitted model of CatBoost; `None` for another object of the library."""
-    import catboost  # it is loaded: the model is an object of it
+    import catboost  # already loaded: the model is one of its objects
 
     if not isinstance(model, catboost.CatBoost):
         return None

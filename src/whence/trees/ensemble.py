@@ -1,4 +1,4 @@
-"""A fitted ensemble of trees as what it is once its trees stand, a sum of leaf values; and what all adapters share."""
+"""A fitted ensemble of trees as a sum of leaf values, its structure being fixed; and what all adapters share."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ Loss = Literal["gaussian", "bernoulli", "categorical"]
 
 @dataclass(frozen=True)
 class TreeEnsemble:
-    """What an adapter reads off a fitted model: which leaf each tree sends a row to, and what the leaf adds.
+    """The content of a fitted model: the leaf of each row in each tree, and the values of the leaves.
 
     The raw output is base + sum over trees of values[leaf]. It is the prediction itself for squared error, log-odds for
-    "bernoulli", and one score for each class for "categorical", to which the softmax is applied. Forests of classifiers
-    average shares of classes: they are squared error on zeros and ones, with one output for each class.
+    "bernoulli", and one score per class for "categorical", to which the softmax is applied. Forests of classifiers
+    average shares of classes: they are squared error on zeros and ones, with one output per class.
     """
 
-    leaves: Callable[[Any], NDArray[numpy.int64]]  # from X to (n, trees) leaf numbers, counted over all trees together
+    leaves: Callable[[Any], NDArray[numpy.int64]]  # from X to (n, trees) leaf numbers, over all trees together
     values: NDArray[numpy.float64]  # (leaves, w) what each leaf adds to the outputs, with shrinkage and averaging
-    # (trees,) the output that each tree adds to, where w is 1 and there are several; `None`: a leaf adds to all w
+    # (trees,) the output that each tree adds to, if w is 1 and there are several; `None` if a leaf adds to all w
     outputs: NDArray[numpy.int64] | None
-    base: NDArray[numpy.float64]  # (k,) what the outputs are without trees
+    base: NDArray[numpy.float64]  # (k,) outputs without trees
     likelihood: Loss  # of the loss that the trees were grown with
     shrinkage: float = 1.0  # of a leaf's own optimum: the learning rate, or one over the number of trees of a forest
     l2: float = 0.0  # the library's own penalty of squared leaf values, before shrinkage
-    l2_by_weight: bool = False  # whether the library multiplies that by the mean weight of the training rows
+    l2_by_weight: bool = False  # whether the library multiplies it by the mean weight of the training rows
     classes: tuple[Any, ...] | None = None  # labels in the order of the classes; `None` for regression
-    sample_share: float = 1.0  # of the training rows that each tree saw
+    sample_share: float = 1.0  # share of the training rows that each tree saw
     notes: tuple[str, ...] = ()  # what users should know, such as a bootstrap
-    own_raw: Callable[[Any], Any] | None = None  # from X to the raw outputs by the library itself, to compare with
+    own_raw: Callable[[Any], Any] | None = None  # from X to the library's own raw outputs, to compare with
 
     def raw(self, x: Any) -> NDArray[numpy.float64]:
-        """(n, k) the outputs as the sum of leaf values: what the model itself must say."""
+        """(n, k) the outputs as the sum of leaf values, which must equal the model's own."""
         leaves = self.leaves(x)
         if self.outputs is None:
             found: NDArray[numpy.float64] = self.base + self.values[leaves].sum(1)
@@ -50,7 +50,7 @@ class TreeEnsemble:
 
 
 class LeafNumbers:
-    """From a library's own node numbers, which start at zero in each tree, to leaves counted over all trees together.
+    """Convert a library's node numbers, which start at zero in each tree, to leaf numbers over all trees together.
 
     `is_leaf` says for each tree which of its nodes are leaves.
 
@@ -66,7 +66,7 @@ class LeafNumbers:
         self._numbers = self.is_leaf.cumsum() - 1
 
     def __call__(self, nodes: Any) -> NDArray[numpy.int64]:
-        """(n, trees) leaf numbers, of the nodes that a library sends rows to."""
+        """(n, trees) leaf numbers, from the library's nodes of some rows."""
         places = numpy.array(nodes, numpy.int64).reshape(-1, len(self._first))
         places += self._first
         found: NDArray[numpy.int64] = self._numbers[places]
@@ -80,7 +80,7 @@ def not_fitted(model: Any) -> InputError:
 
 
 def loss_not_taken(model: Any, loss: Any, taken: str) -> InputError:
-    """The error for a model of another loss than those whose likelihood whence knows."""
+    """The error for a model with a loss whose likelihood whence does not know."""
     name = type(model).__name__
     return InputError(
         f"expected a {name} trained with {taken}, got {loss!r}, which whence has no likelihood for. Train the model "
@@ -89,7 +89,7 @@ def loss_not_taken(model: Any, loss: Any, taken: str) -> InputError:
 
 
 def not_taken(model: Any, expected: str, got: str, advice: str) -> InputError:
-    """The error for a model that is no sum of leaf values, or not one that can be read off it."""
+    """The error for a model that is not a sum of leaf values, or whose leaf values cannot be read."""
     return InputError(f"expected {expected}, got a {type(model).__name__} {got}. {advice}")
 
 

@@ -19,7 +19,7 @@ def read(model: Any) -> TreeEnsemble | None:
 
     Returns `None` for another object of the library.
     """
-    import lightgbm  # it is loaded: the model is an object of it
+    import lightgbm  # already loaded: the model is one of its objects
 
     if isinstance(model, lightgbm.LGBMModel):
         if not hasattr(model, "booster_"):
@@ -29,7 +29,7 @@ def read(model: Any) -> TreeEnsemble | None:
         booster = model
     else:
         return None
-    head, *trees, settings = _sections(booster.model_to_string())  # as predict does: up to the best iteration
+    head, *trees, settings = _sections(booster.model_to_string())  # up to the best iteration, as in predict
     if not trees:
         raise not_fitted(model)
     loss = head.get("objective", "an objective of one's own")
@@ -44,8 +44,8 @@ def read(model: Any) -> TreeEnsemble | None:
     average = "average_output" in head
     base = numpy.zeros(outputs.max() + 1)
     if settings["boost_from_average"] == "1":
-        # The library adds the constant to the leaves of the first iteration, or of all that are averaged. There the
-        # gradients sum to zero, which finds it.
+        # The library adds the constant to the leaves of the first iteration, or of all if they are averaged. It is
+        # found from the fact that the gradients sum to zero there.
         l2 = float(settings["lambda_l2"])
         for tree, found, output in zip(trees, values, outputs, strict=True):
             if average or tree["Tree"] == str(output):
@@ -56,7 +56,7 @@ def read(model: Any) -> TreeEnsemble | None:
     trees_each = len(trees) // len(base) if average else 1
     return TreeEnsemble(
         leaves=lambda x: numbers(model.predict(x, pred_leaf=True)),
-        own_raw=lambda x: model.predict(x, raw_score=True) / trees_each,  # raw scores are sums, also of averaged trees
+        own_raw=lambda x: model.predict(x, raw_score=True) / trees_each,  # raw scores are sums even if averaged
         values=numpy.concatenate(values)[:, None] / trees_each,
         outputs=None if len(base) == 1 else outputs,
         base=base / trees_each,
@@ -81,7 +81,7 @@ def _numbers(line: str) -> NDArray[numpy.float64]:
 
 
 def _settings(settings: dict[str, str]) -> dict[str, Any]:
-    """Penalty, share of rows and notes, out of the training parameters."""
+    """Penalty, share of rows and notes, from the training parameters."""
     goss = "goss" in (settings["boosting"], settings.get("data_sample_strategy"))
     bagging = int(settings["bagging_freq"]) > 0
     share = float(settings["bagging_fraction"]) if bagging else 1.0

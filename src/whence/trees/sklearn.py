@@ -14,7 +14,7 @@ from whence.trees.ensemble import LeafNumbers, Loss, TreeEnsemble, loss_not_take
 
 def read(model: Any) -> TreeEnsemble | None:
     """The trees of a fitted model of scikit-learn; `None` for a model of another kind."""
-    # scikit-learn is loaded: the model is an object of it.
+    # scikit-learn is already loaded: the model is one of its objects.
     from sklearn import ensemble, tree
     from sklearn.exceptions import NotFittedError
     from sklearn.utils.validation import check_is_fitted
@@ -44,7 +44,7 @@ def read(model: Any) -> TreeEnsemble | None:
 def _averaged(model: Any) -> TreeEnsemble:
     """Means of targets, or shares of classes, averaged over trees: squared error on numbers, or on zeros and ones."""
     trees, share = getattr(model, "estimators_", [model]), 1.0
-    if getattr(model, "bootstrap", False):  # rows that it did not draw are not counted by the root
+    if getattr(model, "bootstrap", False):  # the root counts only the rows that were drawn
         share = float(numpy.mean([tree.tree_.n_node_samples[0] for tree in trees]) / model._n_samples)
     classes = getattr(model, "classes_", None)
     if classes is None and model.criterion not in ("squared_error", "friedman_mse"):
@@ -70,7 +70,7 @@ def _averaged(model: Any) -> TreeEnsemble:
 
 
 def _boosting(model: Any) -> TreeEnsemble:
-    # The first constant is an estimator, which is fitted with the rest.
+    # The initial constant comes from an estimator, which is fitted with the rest.
     from sklearn.dummy import DummyClassifier, DummyRegressor
     from sklearn.utils.validation import validate_data
 
@@ -83,7 +83,7 @@ def _boosting(model: Any) -> TreeEnsemble:
     base = model._raw_predict_init(numpy.zeros((1, model.n_features_in_)))[0]
 
     def leaves(x: Any) -> NDArray[numpy.int64]:
-        # By itself, apply does not look at the names of columns, and warns of them.
+        # `apply` alone does not check the names of columns, and warns about them.
         checked = validate_data(model, x, dtype=numpy.float32, accept_sparse="csr", reset=False)
         return numbers(model.apply(checked))
 
@@ -100,7 +100,7 @@ def _histogram_boosting(model: Any) -> TreeEnsemble:
     finders = []
     first = 0
     for predictor, leaf in zip(predictors, is_leaf, strict=True):
-        finder = copy(predictor)  # the same tree, whose leaves have their own numbers for values
+        finder = copy(predictor)  # the same tree, with leaf numbers as values
         finder.nodes = predictor.nodes.copy()
         finder.nodes["value"][leaf] = first + numpy.arange(leaf.sum())
         finders.append(finder)
@@ -124,7 +124,7 @@ def _histogram_boosting(model: Any) -> TreeEnsemble:
 
 
 def _boosted(model: Any, trees: int, leaves: Any, values: Any, base: Any, early: bool) -> TreeEnsemble:
-    """What both kinds of boosting share; `early` says whether rows were held out to stop early."""
+    """Shared by both kinds of boosting; `early` says whether rows were held out to stop early."""
     classes = getattr(model, "classes_", None)
     taken = "squared_error" if classes is None else "log_loss"
     likelihood: Loss = "gaussian" if classes is None else "bernoulli" if len(classes) == 2 else "categorical"

@@ -33,7 +33,7 @@ def read(model: Any) -> TreeEnsemble | None:
 
     An estimator that stopped early predicts with the trees up to its best iteration, a native booster with all.
     """
-    import xgboost  # it is loaded: the model is an object of it
+    import xgboost  # already loaded: the model is one of its objects
 
     if isinstance(model, xgboost.Booster):
         booster = used = model
@@ -89,7 +89,7 @@ def read(model: Any) -> TreeEnsemble | None:
 def _likelihood(model: Any, learner: Any) -> Loss:
     if learner["gradient_booster"]["name"] == "gblinear":
         raise not_taken(model, "boosted trees", "with booster='gblinear'", "Train it with booster='gbtree'.")
-    # For a function the library keeps the name of its default.
+    # If the objective is a function, the library stores the name of its default instead.
     loss = "a function" if callable(getattr(model, "objective", None)) else learner["objective"]["name"]
     if loss not in LIKELIHOODS:
         raise loss_not_taken(model, loss, f"one of the objectives {', '.join(LIKELIHOODS)}")
@@ -100,13 +100,13 @@ def _trees(booster: Any) -> tuple[list[Any], list[float], NDArray[numpy.int64]]:
     """Trees, the weight of each in the sum, and the output that each adds to."""
     content = booster["gbtree"]["model"] if booster["name"] == "dart" else booster["model"]
     trees = content["trees"]
-    # Weights of trees that dropout (dart) gave them: beside the trees, from version 3.4 on among them.
+    # Weights that dropout (dart) gave to the trees: stored beside the trees, from version 3.4 on among them.
     weights = booster.get("weight_drop") or content.get("weight_drop") or [1.0] * len(trees)
     return trees, weights, numpy.array(content["tree_info"], "int64")
 
 
 def _base(parameters: Any, likelihood: Loss) -> NDArray[numpy.float64]:
-    """The constant that trees add to: log-odds where the library keeps a probability."""
+    """The constant that trees add to: log-odds if the library stores a probability."""
     score = numpy.array([float(part) for part in parameters["base_score"].strip("[]").split(",")])
     if likelihood == "bernoulli":
         score = numpy.log(score / (1 - score))
@@ -115,11 +115,11 @@ def _base(parameters: Any, likelihood: Loss) -> NDArray[numpy.float64]:
 
 
 def own_settings(trees: Sequence[Any]) -> tuple[float, float] | None:
-    """Shrinkage and L2 penalty that trees were grown with, read off their values; `None` where these do not say it.
+    """Shrinkage and L2 penalty of the training, inferred from the trees' values; `None` if that is not possible.
 
-    A file keeps trees without the settings of the training. But a node with sum of gradients g and of Hessians h has
-    the weight w = -g / (h + l2), and a leaf the value shrinkage * w. Sums of gradients of two children add up to their
-    parent's, which is linear in l2, 1 / shrinkage and their product. An L1 penalty or a bound breaks it.
+    A file stores trees without the settings of the training. But a node with sum of gradients g and of Hessians h has
+    the weight w = -g / (h + l2), and a leaf the value shrinkage * w. The gradient sums of two children add up to their
+    parent's, which is linear in l2, 1 / shrinkage and their product. An L1 penalty or a bound breaks this.
     """
     left_sides, right_sides = [], []
     for tree in trees:
@@ -148,7 +148,7 @@ SINGLE = 1e-5  # relative gap between sums of gradients that rounding to single 
 
 
 def _settings(config: Any, own: tuple[float, float] | None, dart: bool) -> dict[str, Any]:
-    """Shrinkage, penalty, share of rows and notes, out of the configuration of a booster and what its trees say."""
+    """Shrinkage, penalty, share of rows and notes, from the configuration of a booster and the values of its trees."""
     booster = config["gradient_booster"]
     booster = booster.get("gbtree", booster)
     train = booster["tree_train_param"]

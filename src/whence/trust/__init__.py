@@ -1,4 +1,4 @@
-"""How far to trust a fit: checks with a number, a level and a sentence each."""
+"""How far to trust a fit: checks, each with a number, a level and a sentence."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How far to trust a fit: a sample of predictions against exact solves, and verdicts at other ridges.
+"""How far to trust a fit: compare a sample of predictions with exact solves, and verdicts with those at other ridges.
 
-The exact curvature F_lam = sum_i J_i^T L_i J_i + lambda is never formed. Solves with it, by conjugate gradients on
-products with the Jacobian, give the variances of a sample of predictions, the Newton step, the steps without the most
-influential examples, and degrees of freedom; the network's own outputs after such a step give the linearization error.
+The exact curvature F_lam = sum_i J_i^T L_i J_i + lambda is never formed. Conjugate gradients on products with the
+Jacobian solve it. They give the variances of a sample of predictions, the Newton step, the steps without the most
+influential examples, and degrees of freedom. The network's outputs after such a step give the linearization error.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from whence.trust import checks
 from whence.trust.checks import FINE, Check, Trust, fold, if_solved, level_of, worst
 
 ITERATIONS = 1000  # most iterations of an exact solve
-VERDICT_FACTOR = 4  # verdicts are compared for so many times the sample: they cost less than solves
+VERDICT_FACTOR = 4  # verdicts are compared on a sample larger by this factor: they cost less than solves
 RIDGE_FACTORS = (0.1, 10.0)  # factors on lambda at which verdicts are compared
-PARTS = ("the sample", "exact steps", "exact variances", "other ridges")  # that are counted while they last
-LEAST_RANKED = 3  # predictions whose order is compared at other ridges
+PARTS = ("the sample", "exact steps", "exact variances", "other ridges")  # shown in the progress line
+LEAST_RANKED = 3  # fewest predictions whose order is compared at other ridges
 
 
 def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, seconds: float) -> Trust:
     """Check a sample of predictions; see `Tracer.trust`."""
     start = time.monotonic()
-    # Not the seed itself: data drawn with the same one would choose itself, the smallest numbers first.
+    # Not the seed itself: data drawn with the same seed would select itself, smallest numbers first.
     generator = torch.Generator("cpu").manual_seed((seed * 2_654_435_761 + 104_729) % 2**63)
     problem = fitted.problem
-    part = iter(problem.progress.track(PARTS, "trust, part", len(PARTS)))  # what comes after `next` is the part
+    part = iter(problem.progress.track(PARTS, "trust, part", len(PARTS)))  # each `next` starts a part
     with using_model(fitted):
         next(part)
         many = draw_sample(fitted, x, VERDICT_FACTOR * sample, generator)
@@ -61,7 +61,7 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
             next(part)
             second = ExactSolver(fitted, tolerance, ITERATIONS, start + 0.8 * seconds)
             exact = second.variances(few, directions)
-            factor = float(_over(ours["hec3"], exact["hec3"]).median())  # standard errors of the size of the exact ones
+            factor = float(_over(ours["hec3"], exact["hec3"]).median())  # scales standard errors to the exact ones
             errors = (ours["trace"] / factor if factor > 0 else ours["trace"]).clamp_min(0.0).sqrt()
             solved = first.residual <= checks.UNCONVERGED
             found = [
@@ -90,9 +90,9 @@ def _structure_variances(fitted: Fitted, sample: list[Inputs], directions: list[
 
 
 def _check_variances(ours: dict[str, Tensor], exact: dict[str, Tensor], residual: float) -> Check:
-    """How far variances are from those of the exact curvature, in size and in their order.
+    """How far variances are from those of the exact curvature, in size and in order.
 
-    Ranks count only where single predictions are off against the typical factor.
+    Ranks count only if single predictions deviate from the typical factor.
     """
     pairs = {name: (ours[name], exact[name]) for name in ("ho", "hec3")}
     pairs["ratio"] = _over(ours["hec3"], ours["ho"]), _over(exact["hec3"], exact["ho"])
@@ -146,7 +146,7 @@ def _check_loo_residuals(fitted: Fitted, deletions: list[Deletion], steps: Exact
 def _check_steps(
     solver: ExactSolver, sample: list[Inputs], deletions: list[Deletion], steps: ExactSteps, errors: Tensor
 ) -> tuple[Check, Check]:
-    """Stationarity and linearization: what exact steps do to predictions, linearized and by the network itself."""
+    """Stationarity and linearization: effect of exact steps on predictions, linearized and by the network itself."""
     fitted, problem, recentered = solver.fitted, solver.problem, solver.fitted.loo.recenter
     direction = fitted.step.direction if recentered else None
     remaining = steps.newton if direction is None else steps.newton - direction
@@ -159,7 +159,7 @@ def _check_steps(
     factor = checks.factor_after_step(fitted, solver.output_change(training, steps.newton))
     far, trees = newton > checks.NEWTON_CHANGE[1], isinstance(problem.network.model, LeafSum)
     stationarity = checks.stationarity(size, change, factor, recentered, far, trees)
-    if recentered or not trees:  # of trees nothing is concluded from the solves
+    if recentered or not trees:  # for trees nothing is concluded from the solves
         stationarity = if_solved(stationarity, solver.residual)
     loo, own = 0.0, 0.0
     if deletions:
@@ -203,13 +203,13 @@ def _trace(covariance: Tensor) -> Tensor:
 
 
 def at_ridge(fitted: Fitted, ridge: float) -> Fitted:
-    """The same fit with another lambda, for HeC3 alone, from the curvature at hand."""
+    """The same fit with another lambda, for HeC3 only, from the fitted curvature."""
     bread = fitted.bread.at(ridge, fitted.loo.meat_roots)
     return replace(fitted, **assemble(fitted.problem, bread, fitted.loo, unbiased=False, only="hec3"))
 
 
 def rank_correlation(one: Tensor, other: Tensor) -> float:
-    """Spearman's, with ties in the order in which they come; not a number for fewer than three.
+    """Spearman's rank correlation, ties in the order given; NaN for fewer than three values.
 
     Examples:
         >>> rank_correlation(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0.1, 0.3, 0.2]))
@@ -222,24 +222,24 @@ def rank_correlation(one: Tensor, other: Tensor) -> float:
 
 
 def _root_mean_square(values: Tensor, errors: Tensor) -> float:
-    """Of values over standard errors."""
+    """Root mean square of values over standard errors."""
     return float(_over(values, errors, otherwise=0.0).square().mean().sqrt())
 
 
 def _over(one: Tensor, other: Tensor, otherwise: float = 1.0) -> Tensor:
-    """A ratio; `otherwise` where both are zero."""
+    """The ratio; `otherwise` where both are zero."""
     zero = (one == 0) & (other == 0)
     return torch.where(zero, otherwise, one / torch.where(zero, 1.0, other))
 
 
-VECTORS_PER_SOLVE = 10  # vectors of the size of the weights that a solve holds for each right-hand side
+VECTORS_PER_SOLVE = 10  # vectors of the size of the weights that a solve keeps per right-hand side
 ROUNDING = 16
 """Units in the last place by which outputs may differ from their linearization before it counts as an error."""
 
 
 def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -> list[Inputs]:
-    """Up to `most` inputs at random: of x, or of the training set where there is none. Never holds more than that."""
-    kept: list[tuple[Tensor, Inputs]] = []  # a random number for each input; those with the smallest numbers stay
+    """Draw up to `most` inputs at random, from x or else from the training set. Never holds more than that."""
+    kept: list[tuple[Tensor, Inputs]] = []  # a random number for each input; the smallest numbers are kept
     weights = fitted.problem.sample_weights if x is None else None
     training = ((one.inputs, one.rows) for one in fitted.problem.read("trust, sample"))
     batches: Iterable[tuple[Inputs, Any]] = training if x is None else inputs_of(fitted, x)
@@ -264,7 +264,7 @@ def _up_to(bound: Tensor, numbers: Tensor, inputs: Inputs) -> tuple[Tensor, Inpu
 
 
 def fewer(sample: list[Inputs], most: int) -> list[Inputs]:
-    """At most so many inputs of a sample: of each batch its share, in the random order of the batch."""
+    """At most `most` inputs of a sample: a proportional share of each batch, in the random order of the batch."""
     sizes = [batch_size(inputs, "the sample") for inputs in sample]
     share, found, total = min(1.0, most / max(sum(sizes), 1)), [], 0
     for inputs, size in zip(sample, sizes, strict=True):
@@ -276,21 +276,21 @@ def fewer(sample: list[Inputs], most: int) -> list[Inputs]:
 
 
 def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    """Random signs; drawn on the CPU, so that every device sees the same."""
+    """Random signs, drawn on the CPU so that they are the same on every device."""
     return (torch.randint(0, 2, shape, generator=generator, device="cpu") * 2 - 1).to(like)
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """What is left out at once: an example, some of its outputs, or a group."""
+    """A unit that is left out at once: an example, some of its outputs, or a group."""
 
-    members: Tensor  # (g,) places of the examples
-    # those that are left out; all of them, unless single outputs or positions are
+    members: Tensor  # (g,) positions of the examples
+    # the outputs that are left out: all, unless single outputs or positions are left out
     outputs: slice = field(default_factory=lambda: slice(None))
 
 
 def most_influential(fitted: Fitted, sample: list[Inputs], most: int) -> list[Deletion]:
-    """Those that would change the predictions most if they were left out, as far as this fit knows."""
+    """The units that would change the predictions most if left out, according to this fit."""
     influence = _squared_influence(fitted, sample)  # (n or groups, q)
     flat = influence.flatten()
     count = min(most, int((flat > 0).sum()))
@@ -331,20 +331,20 @@ class ExactSteps:
     """Exact steps of the weights."""
 
     newton: Tensor  # (d,) to the optimum of the linearized model
-    deletions: Tensor  # (t, d) what the weights would change by without each deletion
+    deletions: Tensor  # (t, d) change of the weights without each deletion
     loo_residuals: list[Tensor]  # for each deletion, the residuals (g, k) of its members without it
     degrees_of_freedom: Tensor  # (h,) independent estimates
 
 
 class ExactSolver:
-    """Solves with the exact curvature of a fit, started from the fitted curvature.
+    """Solves with the exact curvature of a fit, preconditioned by the fitted curvature.
 
-    A solve stops at a relative residual (not below the precision of the weights), after so many iterations, or at the
-    deadline, a time by `time.monotonic`.
+    A solve stops at a relative residual (not below the precision of the weights), after a number of iterations, or at
+    the deadline, a time of `time.monotonic`.
 
     Attributes:
-        residual: the largest relative residual that a solve left so far.
-        iterations: of conjugate gradients so far.
+        residual: the largest relative residual of a solve so far.
+        iterations: iterations of conjugate gradients so far.
     """
 
     def __init__(self, fitted: Fitted, tolerance: float, most_iterations: int, deadline: float) -> None:
@@ -355,9 +355,9 @@ class ExactSolver:
         self.residual, self.iterations = 0.0, 0
 
     def variances(self, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
-        """(m,) Laplace, Ho and HeC3 along directions v of the outputs, (m, k) a batch: v^T J F^-1 M F^-1 J^T v.
+        """(m,) Laplace, Ho and HeC3 along directions v of the outputs, (m, k) per batch: v^T J F^-1 M F^-1 J^T v.
 
-        HeC3 has the weights that the fit gave to its examples, so that the curvature alone is compared.
+        HeC3 uses the weights that the fit gave to its examples, so that only the curvature is compared.
         """
         found: dict[str, list[Tensor]] = {"laplace": [], "ho": [], "hec3": []}
         most = self.chunk_size()
@@ -374,7 +374,7 @@ class ExactSolver:
         return {name: torch.cat(values) for name, values in found.items()}
 
     def steps(self, deletions: list[Deletion], signs: Tensor) -> ExactSteps:
-        """The Newton step, steps without each deletion, and the trace of the hat matrix along signs (h, n, q)."""
+        """The Newton step, the steps without each deletion, and the trace of the hat matrix along signs (h, n, q)."""
         problem, fitted = self.problem, self.fitted
         n, k = problem.n, problem.k
         newton = self._transposed(problem.residuals.unsqueeze(0)) - fitted.bread.ridge * problem.weights()
@@ -393,7 +393,7 @@ class ExactSolver:
         return ExactSteps(solved[0], -without, self._loo_residuals(deletions, without, residuals), traces)
 
     def solve(self, right: Tensor, gone: Tensor | None = None) -> Tensor:
-        """F_lam^-1 v for right-hand sides (q, d), without the terms of F_lam that are gone (q, n, k)."""
+        """F_lam^-1 v for right-hand sides (q, d), without the terms of F_lam marked in `gone` (q, n, k)."""
 
         def multiply(vectors: Tensor, at: Tensor) -> Tensor:
             left_out = None if gone is None else gone[at]
@@ -412,16 +412,16 @@ class ExactSolver:
         return found.solution
 
     def output_change(self, batches: Iterable[Inputs], step: Tensor) -> Tensor:
-        """J v (m, k) of batches of inputs."""
+        """J v (m, k) for batches of inputs."""
         return torch.cat([self.jacobian.jvp(inputs, step.unsqueeze(0))[0] for inputs in batches])
 
     def chunk_size(self) -> int:
-        """How many right-hand sides memory allows at once."""
+        """How many right-hand sides fit in memory at once."""
         row = VECTORS_PER_SOLVE * self.problem.selection.size * self.problem.outputs.element_size()
         return max(1, int(0.3 * self.problem.budget.limit) // row)
 
     def _transposed(self, cotangents: Tensor) -> Tensor:
-        """sum_i J_i^T u_i for cotangents (q, n, k), without passes over examples that have none: (q, d)."""
+        """sum_i J_i^T u_i (q, d) for cotangents (q, n, k), without passes over examples whose cotangents are zero."""
         problem = self.problem
         total = torch.zeros(len(cotangents), problem.selection.size, dtype=problem.dtype, device=problem.device)
         some = cotangents.flatten(2).any(2).any(0).nonzero().squeeze(1)
@@ -431,7 +431,7 @@ class ExactSolver:
         return total
 
     def _meat_forms(self, solved: Tensor) -> dict[str, Tensor]:
-        """sum_i |W_i^T J_i z|^2 for solutions z (q, d), of groups where the fit has some."""
+        """sum_i |W_i^T J_i z|^2 for solutions z (q, d), summed within groups if the fit has some."""
         meats, q = self.fitted.meats, len(solved)
         totals = {name: solved.new_zeros(q) for name in ("ho", "hec3")}
         pooled: dict[str, Tensor] = {}
@@ -450,7 +450,7 @@ class ExactSolver:
         return totals | {name: sums.square().sum((1, 2)) for name, sums in pooled.items()}
 
     def _loo_residuals(self, deletions: list[Deletion], solved: Tensor, residuals: Tensor) -> list[Tensor]:
-        """Residuals e + L J s of the members of each deletion, with s the solution without it."""
+        """Residuals e + L J s of the members of each deletion, where s is the solution without it."""
         found = []
         for one, step in zip(deletions, solved, strict=True):
             without = residuals.clone()
@@ -464,11 +464,11 @@ class ExactSolver:
 def linearization_error(
     solver: ExactSolver, sample: list[Inputs], start: Tensor | None, steps: Tensor
 ) -> tuple[Tensor, float, float]:
-    """Take steps (q, d) from the weights, or from where the step `start` leads, and compare outputs on a sample.
+    """Take steps (q, d) from the weights, or from the end of the step `start`, and compare outputs on a sample.
 
     Returns:
-        By how much the network's outputs differ from the linear change, less what rounding may be: (q, m) norms over
-        the outputs of each input. The same over the linear change. The share of that which rounding may hide.
+        The difference between the network's outputs and the linear change, minus possible rounding: (q, m) norms over
+        the outputs of each input. The same relative to the linear change. The share of it that rounding may hide.
     """
     found = [_compare_outputs(solver, inputs, start, steps) for inputs in sample]
     linear, error, floor = (torch.cat([one.norm(dim=2) for one in some], dim=1) for some in zip(*found, strict=True))
@@ -478,7 +478,7 @@ def linearization_error(
 def own_linearization_error(
     solver: ExactSolver, deletions: list[Deletion], start: Tensor | None, steps: Tensor
 ) -> float:
-    """The relative error on what was left out, along the step without it: that of leave-one-out residuals."""
+    """The relative error on the unit left out, along the step without it: that of leave-one-out residuals."""
     found = [
         _compare_outputs(solver, inputs, start, step.unsqueeze(0))
         for one, step in zip(deletions, steps, strict=True)
@@ -496,13 +496,13 @@ def _share(some: Tensor, whole: Tensor) -> float:
 def _compare_outputs(
     solver: ExactSolver, inputs: Inputs, start: Tensor | None, steps: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(q, m, k) each: the linear change of outputs, its error, and the rounding that was taken off the error."""
+    """(q, m, k) each: the linear change of outputs, its error, and the rounding that was subtracted from the error."""
     problem = solver.problem
     weights = problem.weights().double()
     before = _as_stored(problem, weights if start is None else weights + start)
     base = _outputs(problem, before, inputs)
     after = [_as_stored(problem, before + step) for step in steps]
-    taken = torch.stack([one - before for one in after])  # what is left of a small step in single precision
+    taken = torch.stack([one - before for one in after])  # the step that remains after rounding to single precision
     linear = solver.jacobian.jvp(inputs, taken.to(problem.dtype)).double()
     change = torch.stack([_outputs(problem, one, inputs) for one in after]) - base
     coarsest = max(torch.finfo(p.dtype).eps for p in problem.selection.parameters.values())

@@ -1,7 +1,7 @@
 """Checks of a fit: a level, the numbers behind it, and a sentence that says what they mean and what to do.
 
-First the results (`Check`, `Trust`), then the rules that turn numbers into levels and words, and last the checks that
-every fit makes of itself (`trust_of_fit`).
+The results come first (`Check`, `Trust`), then the rules that turn numbers into levels and words, and last the checks
+that every fit makes of itself (`trust_of_fit`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PHRASES = {
     "a tenth": "rank correlation with a tenth of lambda {}",
     "ten times": "with ten times lambda {}",
 }
-"""Numbers of checks in words; others stand behind their names."""
+"""Numbers of checks in words; others are shown after their names."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class Check:
     """One property of a fit that was checked.
 
     Attributes:
-        name: what.
-        level: "fine", "careful", "do not trust", or "not checked" where it could not be checked.
-        numbers: what was found, by name.
-        words: why that level, and what to do about it.
+        name: name of the property.
+        level: "fine", "careful", "do not trust", or "not checked" if it could not be checked.
+        numbers: the measured numbers, by name.
+        words: the reason for the level, and what to do about it.
 
     Examples:
         >>> check = Check("lambda", "careful", {"a tenth": 0.75, "ten times": 1.0}, "The order changes with lambda.")
@@ -91,7 +91,7 @@ class Check:
 
     @property
     def text(self) -> str:
-        """The words, and the numbers after them where there are any."""
+        """The words, followed by the numbers if there are any."""
         return f"{self.words} ({self.figures})" if self.numbers else self.words
 
 
@@ -100,8 +100,8 @@ class Trust(Shown):
     """How far to trust a fit.
 
     Attributes:
-        checks: one after the other, all independent of each other.
-        sample: how many predictions were looked at.
+        checks: the checks, all independent of each other.
+        sample: how many predictions were checked.
         seconds: how long it took.
 
     Examples:
@@ -134,7 +134,7 @@ class Trust(Shown):
 
     @property
     def headline(self) -> str:
-        """The level, what it means, and how many checks are behind it."""
+        """The level, what it means, and how many checks it rests on."""
         skipped = sum(check.level == SKIPPED for check in self.checks)
         rest = f", {skipped} not checked" if skipped else ""
         sample = f"; {count(self.sample, 'prediction')}, {self.seconds:.1f} s" if self.sample else ""
@@ -143,12 +143,12 @@ class Trust(Shown):
 
     @property
     def not_fine(self) -> tuple[Check, ...]:
-        """The checks behind a level that is not fine, the worst first."""
+        """The checks whose level is not fine, the worst first."""
         flagged = (check for check in self.checks if check.level in (CAREFUL, NOT))
         return tuple(sorted(flagged, key=lambda check: -LEVELS.index(check.level)))
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a check."""
+        """Return one row per check."""
         return frame({name: [list(self._all(name))] for name in ("name", "level", "figures", "words")})
 
     def __repr__(self) -> str:
@@ -163,7 +163,7 @@ class Trust(Shown):
 
 
 def worst(levels: Iterable[str]) -> str:
-    """The worst of some levels; those not checked do not count.
+    """The worst of some levels; "not checked" does not count.
 
     Examples:
         >>> worst(["fine", "not checked", "careful"])
@@ -173,7 +173,7 @@ def worst(levels: Iterable[str]) -> str:
 
 
 def level_of(value: float, bounds: tuple[float, float]) -> str:
-    """Fine up to the first bound, careful up to the second; bounds that fall are lower bounds.
+    """Fine up to the first bound, careful up to the second. Decreasing bounds are lower bounds.
 
     Examples:
         >>> level_of(0.3, (0.25, 1.0)), level_of(0.97, (0.95, 0.8)), level_of(math.nan, (0.95, 0.8))
@@ -186,47 +186,47 @@ def level_of(value: float, bounds: tuple[float, float]) -> str:
 
 
 def fold(factor: float) -> float:
-    """How many times too large or too small."""
+    """By how many times a factor is too large or too small."""
     return max(factor, 1.0 / factor) if factor > 0 else math.inf
 
 
-# Bounds of "fine" and of "careful" for each rule; docs/trust.md says where they come from.
+# Bounds of "fine" and of "careful" for each rule; docs/trust.md explains them.
 FOLD = (1.25, 2.0)  # factors on a variance. Intervals meant to cover 95 % then cover 92 to 97 %, and 83 to 99 %.
-RANK = (0.95, 0.8)  # rank correlations with the exact variances below which order suffers, and below which it is lost
+RANK = (0.95, 0.8)  # rank correlations with the exact variances: below, the order suffers, and is lost
 STOPPED = (1.5, 8.0)
 """HeC3 over HeC3 after a Newton step. Up to the second, standard errors were within a factor of two of retraining."""
 NEWTON_CHANGE = (0.25, 1.0)
-"""Root mean square change of predictions, or error of their change, by a Newton step, in standard errors."""
+"""Root mean square change of predictions by a Newton step, or error of this change, in standard errors."""
 LONGEST_STEP = 1.25
-"""Of a Newton step, in lengths of the weights: with a longer one the network is near no optimum at all."""
-LINEARIZATION_ERROR = (0.3, 1.0)  # linearization error of a change of outputs, over the change
-SAME_ORDER = (0.8, 0.5)  # rank correlations of HeC3 with that at a tenth and at ten times lambda
+"""Longest Newton step, in lengths of the weights: if it is longer, the network is near no optimum at all."""
+LINEARIZATION_ERROR = (0.3, 1.0)  # linearization error of a change of outputs, relative to the change
+SAME_ORDER = (0.8, 0.5)  # rank correlations of HeC3 with HeC3 at a tenth of lambda and at ten times lambda
 NEARLY_ALL = 0.9
-"""Degrees of freedom over the numbers in the training targets from which on residuals say little about noise."""
+"""Degrees of freedom over the numbers in the training targets above which residuals say little about noise."""
 GUARDED = {"exact": (0.0, 0.01), "one_plus_q": (0.01, 0.2), "clip": (0.0, 0.0)}
 """Shares of examples with a guarded leverage, by policy."""
 INSIDE = (0.7, 0.35)
-"""Estimated shares of HeC3 within a core. A sample is rough: it said .90 to 1.00 where the true share was .97 or more,
+"""Estimated shares of HeC3 within a core. A sample is rough: it gave .90 to 1.00 if the true share was .97 or more,
 .72 for .94, .36 for .55, and .40, .13 and .08 for .08, .05 and .04, where the network was certain of wrong labels."""
 DIAGONAL = (0.4, 0.15)
 """HeC3 in a Kronecker eigenbasis over that of a sample of gradients. On networks that were not certain of wrong labels
 it was .42 to 1.02, with HeC3 .57 to 6.6 times the exact one; on others .006 to .26, with HeC3 .01 to .27 times."""
-BY_ROUNDING = (0.01, 0.2)  # shares of HeC3 along directions of an eigenbasis that rounding chooses
-UNCONVERGED = 0.1  # relative residual of an exact solve beyond which nothing is concluded from it
+BY_ROUNDING = (0.01, 0.2)  # shares of HeC3 along directions of an eigenbasis that are determined by rounding
+UNCONVERGED = 0.1  # relative residual of an exact solve above which nothing is concluded from it
 
 
 def judged(name: str, level: str, numbers: Mapping[str, float], fine: str, otherwise: str) -> Check:
-    """A check with one text where it is fine, and one where it is not."""
+    """A check with one text if it is fine, and another if not."""
     return Check(name, level, numbers, fine if level == FINE else otherwise)
 
 
 def not_checked(name: str, words: str) -> Check:
-    """A check that could not be made, with the reason."""
+    """A check that was not possible, with the reason."""
     return Check(name, SKIPPED, {}, words)
 
 
 def if_solved(check: Check, residual: float) -> Check:
-    """The check, where the exact solves behind it converged to a relative residual that is small enough."""
+    """The check, if the exact solves behind it converged to a small enough relative residual."""
     if residual <= UNCONVERGED:
         return check
     words = "Exact solves were stopped before they converged: allow more `seconds`, or a smaller sample."
@@ -237,14 +237,14 @@ def stationarity(size: float, change: float, factor: float, recentered: bool, fa
     """Whether the answers are those of the optimum of the penalised loss.
 
     Most networks stop elsewhere. Variances of retrained networks mostly lie between HeC3 as it is and HeC3 after the
-    last step, and standard errors are off by about the cube root of the factor between the two. Where predictions move
-    by more than a standard error, it is reason for care.
+    last step, and standard errors are off by about the cube root of the factor between the two. If predictions move by
+    more than a standard error, care is needed.
 
     Args:
-        size: of the Newton step, over that of the weights.
-        change: of the predictions by that step, in standard errors.
+        size: length of the Newton step relative to that of the weights.
+        change: change of the predictions by that step, in standard errors.
         factor: HeC3 over HeC3 with the residuals after that step, over all training inputs.
-        recentered: whether the fit was recentered; the step is then what is left.
+        recentered: whether the fit was recentered; the step is then what remains.
         far: whether the step is known to be too long for a linearization.
         trees: whether the weights are leaf values of trees.
     """
@@ -284,16 +284,16 @@ def stationarity(size: float, change: float, factor: float, recentered: bool, fa
 
 
 def factor_after_step(fitted: Fitted, change: Tensor) -> float:
-    """HeC3 of the fit over HeC3 once the outputs of the training examples have changed by (n, k), from these alone.
+    """HeC3 of the fit over HeC3 after the training outputs have changed by (n, k), computed from these alone.
 
-    Over all training inputs together, in the metric of the loss, HeC3 is sum_i u_i^T Q_i u_i: what example i adds to
-    the prediction at j is a_ji u_i, and sum_j a_ji^T L_j a_ji is Q_i, up to the ridge.
+    Over all training inputs together, in the metric of the loss, HeC3 is sum_i u_i^T Q_i u_i: example i contributes
+    a_ji u_i to the prediction at j, and sum_j a_ji^T L_j a_ji is Q_i, up to the ridge.
     """
     loo, blocks = fitted.loo, fitted.bread.leverage_blocks
     ours, after = fitted.adjusted.hec3, replace(loo, recenter=True).residuals(slice(0, fitted.problem.n), change)
     if loo.groups is None:
         after = loo.adjust(after, blocks, loo.hessian_roots).hec3
-    else:  # leverages of groups are not kept; the residuals themselves change alike
+    else:  # leverages of groups are not stored; the residuals themselves change in the same way
         ours = loo.residuals(slice(0, fitted.problem.n), fitted.step.change)
     before, then = (float(torch.einsum("nk,nkl,nl->", one, blocks.to(one), one)) for one in (ours, after))
     return before / then if then > 0 else 1.0 if before <= 0 else math.inf
@@ -303,10 +303,10 @@ def linearization(loo: float, own: float, newton: float, recentered: bool, hidde
     """Whether outputs change linearly in the weights over the steps that matter.
 
     Args:
-        loo: error of the change of predictions without influential examples, over the change.
+        loo: error of the change of predictions without influential examples, relative to the change.
         own: the same on those examples themselves.
         newton: error along the Newton step, in standard errors.
-        recentered: whether the fit was recentered; if not, no prediction rests on the Newton step.
+        recentered: whether the fit was recentered; if not, no prediction depends on the Newton step.
         hidden: share of the change that rounding may hide.
     """
     without = level_of(max(loo, own), LINEARIZATION_ERROR)
@@ -330,7 +330,7 @@ def linearization(loo: float, own: float, newton: float, recentered: bool, hidde
 
 
 def degrees_of_freedom(fitted: Fitted, estimates: Tensor | None = None) -> Check:
-    """Whether degrees of freedom are possible, and those of the exact curvature by Hutchinson's estimates (h,)."""
+    """Whether degrees of freedom are possible, compared with Hutchinson's estimates (h,) for the exact curvature."""
     found, numbers = fitted.bread.degrees_of_freedom, fitted.problem.numbers
     figures = {"found": found, "of": float(numbers)}
     share, factor = found / max(numbers, 1), 1.0
@@ -378,7 +378,7 @@ def leverage(fitted: Fitted) -> Check:
 def trust_of_fit(fitted: Fitted) -> Trust:
     """Degrees of freedom, columns, leverages, the structure's own step, and gradients that a core or EKFAC misses.
 
-    Standard errors are the typical one of training predictions: noise times the root of degrees of freedom a number.
+    Standard errors are the typical one of training predictions: noise times the root of degrees of freedom per number.
     """
     problem, recentered = fitted.problem, fitted.loo.recenter
     change = fitted.loo.hessian_times(slice(0, problem.n), fitted.step.change)
@@ -396,10 +396,10 @@ def trust_of_fit(fitted: Fitted) -> Trust:
 
 
 def trust_of_columns(fitted: Fitted) -> Iterator[Check]:
-    """Whether random columns of the Hessians are so many that the inverse of their curvature is of the right size.
+    """Whether there are enough random columns of the Hessians for an inverse curvature of the right size.
 
-    With x degrees of freedom a column, variances are too large: Ho by 1 / (1 - x), as the inverse of a Wishart matrix,
-    and HeC3 by about the fourth power of that, measured for x up to 0.4.
+    With x degrees of freedom per column, variances are too large: Ho by 1 / (1 - x), as for the inverse of a Wishart
+    matrix, and HeC3 by about the fourth power of that, measured for x up to 0.4.
     """
     problem = fitted.problem
     if problem.sketch is None or isinstance(fitted.bread, FittedSpectral):
@@ -423,7 +423,7 @@ def trust_of_columns(fitted: Fitted) -> Iterator[Check]:
 
 
 def trust_of_gradients(fitted: Fitted) -> Iterator[Check]:
-    """Whether a core, or an eigenbasis, holds the gradients that HeC3 is made of."""
+    """Whether a core, or an eigenbasis, contains the gradients that HeC3 consists of."""
     yield from _judged_share(
         "outside the core",
         share_inside_core(fitted),
@@ -458,7 +458,7 @@ def trust_of_gradients(fitted: Fitted) -> Iterator[Check]:
 def _judged_share(
     name: str, share: float | None, bounds: tuple[float, float], fine: str, otherwise: str
 ) -> Iterator[Check]:
-    """A check of a share of HeC3; none where there is nothing to check, and NaN where it takes too much memory."""
+    """A check of a share of HeC3: none for `None` (nothing to check), and "not checked" for NaN (too little memory)."""
     if share is not None and math.isnan(share):
         yield not_checked(
             name,
@@ -469,21 +469,20 @@ def _judged_share(
         yield judged(name, level_of(share, bounds), {"share": share}, fine, otherwise)
 
 
-MOST_OUTPUTS = 32  # with more outputs nothing is checked: each source takes a backward pass for each
+MOST_OUTPUTS = 32  # not checked with more outputs: each source takes a backward pass for each
 
 
 def _can_sample(fitted: Fitted) -> bool:
-    """Whether gradients of single examples say something: not with many outputs, groups, or data of other processes."""
+    """Whether single gradients are meaningful: not with many outputs, groups, or data of other processes."""
     problem = fitted.problem
     return problem.k <= MOST_OUTPUTS and fitted.loo.groups is None and problem.passes.process_group.alone
 
 
 def share_inside_core(fitted: Fitted) -> float | None:
-    """HeC3 of the core over HeC3 with what lies outside of it: the median over some training inputs.
+    """HeC3 of the core over HeC3 including what lies outside of it: the median over some training inputs.
 
-    NaN where that would take too much memory, or takes more than the device has. `None` where there is nothing outside,
-    for other structures, for networks that answer at several positions, sketched fits, groups, and where processes
-    share a fit.
+    NaN if that needs more memory than allowed, or than the device has. `None` if nothing lies outside, for other
+    structures, for networks with outputs at several positions, sketched fits, groups, and fits shared by processes.
     """
     core, problem = fitted.bread, fitted.problem
     if not isinstance(core, FittedPrimal) or not isinstance(core.features, Projected | LeafFeatures) or core.ridge <= 0:
@@ -506,7 +505,7 @@ def _sampled_share(
 ) -> float | None:
     """The same, from a sample of sources and points.
 
-    Half of the sources have the largest leave-one-out residuals, the others represent the rest of the training set.
+    Half of the sources have the largest leave-one-out residuals. The others represent the rest of the training set.
     """
     sample, d = _Sample.draw(fitted, sources, points), fitted.problem.selection.size
     precision = working_precision(fitted.problem)
@@ -519,7 +518,7 @@ def _sampled_share(
         left = fitted.problem.jacobian().vjp(one, torch.cat([*cotangents.values()]).unsqueeze(1)).to(precision)
         coordinates = features.into(left)
         left -= features.lift(coordinates.to(precision))
-        left -= features.lift(features.into(left).to(precision))  # what rounding left of the basis
+        left -= features.lift(features.into(left).to(precision))  # the part of the basis that rounding left
         sizes = [len(some) for some in cotangents.values()]
         parts = core.whiten(coordinates).double().split(sizes), left.split(sizes)
         for name, white, rest in zip(cotangents, *parts, strict=True):
@@ -540,8 +539,8 @@ def _sampled_share(
 def share_of_sample(fitted: Fitted) -> float | None:
     """HeC3 of EKFAC or KFAC over HeC3 of a sample of gradients in the same curvature: the median over some inputs.
 
-    NaN where that would take too much memory. `None` for squared error, whose gradients have as much curvature as they
-    have length, for other structures, sketched fits, groups, and where processes share a fit.
+    NaN if that needs too much memory. `None` for squared error, whose gradients have as much curvature as length, for
+    other structures, sketched fits, groups, and fits shared by processes.
     """
     bread, problem = fitted.bread, fitted.problem
     if not isinstance(bread, FittedSpectral) or all(one.inputs is one.outputs is None for one in bread.bases):
@@ -574,7 +573,7 @@ def _median_ratio(some: Tensor, whole: Tensor) -> float | None:
 
 
 def _products(one: Tensor, two: Tensor, chunk: int = 2**12) -> Tensor:
-    """Inner products (p, q) of rows (p, d) and (q, d), in float64, some columns at a time."""
+    """Inner products (p, q) of rows (p, d) and (q, d), in float64, a chunk of columns at a time."""
     total = torch.zeros(len(one), len(two), dtype=torch.float64, device=one.device)
     for left, right in zip(one.split(chunk, dim=1), two.split(chunk, dim=1), strict=True):
         total += left.double() @ right.double().T
@@ -583,10 +582,10 @@ def _products(one: Tensor, two: Tensor, chunk: int = 2**12) -> Tensor:
 
 @dataclass(frozen=True)
 class _Sample:
-    """Some training examples."""
+    """A sample of training examples."""
 
-    counts: Mapping[int, float]  # of the sources, how many training examples each represents
-    signs: Mapping[int, Tensor]  # of the points, random signs (k,) of their outputs
+    counts: Mapping[int, float]  # for each source, how many training examples it represents
+    signs: Mapping[int, Tensor]  # for each point, random signs (k,) of its outputs
 
     @classmethod
     def draw(cls, fitted: Fitted, sources: int, points: int) -> _Sample:
@@ -601,11 +600,11 @@ class _Sample:
         spaced = sorted(evenly_spaced(torch.arange(n, device=device), points).tolist())
         signs = {at: torch.randint(0, 2, (k,), generator=generator, device="cpu") * 2.0 - 1.0 for at in spaced}
         for one in signs.values():
-            one[0] = -one[-1] if k > 1 else 1.0  # equal signs say nothing about classes, whose logits have no level
+            one[0] = -one[-1] if k > 1 else 1.0  # equal signs carry no information: logits of classes have no level
         return cls(counts, signs)
 
     def examples(self, fitted: Fitted) -> Iterator[tuple[int, Inputs]]:
-        """All of them in order, each with its inputs, as a batch of one."""
+        """Yield all of them in order, each with its inputs as a batch of one."""
         index = sorted(self.counts.keys() | self.signs.keys())
         for which, inputs, _ in training_examples(fitted, torch.tensor(index, device=fitted.problem.device)):
             for place, at in enumerate(which.tolist()):
@@ -614,7 +613,7 @@ class _Sample:
     def cotangents(self, fitted: Fitted, at: int, columns: int) -> dict[str, Tensor]:
         """Rows (q, k) to pull back: random signs of a point; u_i of a source, and columns of its Hessian's root.
 
-        Where these are fewer than there are outputs they are the largest, by singular values.
+        If these are fewer than the outputs, they are the largest by singular values.
         """
         loo_residuals, roots = fitted.adjusted.hec3, fitted.problem.hessian_roots
         rows = {"point": self.signs[at].to(loo_residuals).unsqueeze(0)} if at in self.signs else {}
