@@ -24,8 +24,9 @@ class Suggestion(Shown):
 
     Attributes:
         index: (b,) positions, in the training set or in the pool.
-        score: (b,) for labels to check, the size of the studentized residual; for inputs to label, the total variance
-            that the label removes, given the labels before it.
+        score: (b,) for labels to check, how doubtful the label is: the size of the studentized residual, or for classes
+            1 - p of the label in the fit without the example. For inputs to label, the total variance that the label
+            removes, given the labels before it.
         total: (b,) for inputs to label, the total variance left; empty for labels to check. For classes, variances of
             logits are weighted by the loss's Hessian, so that directions in which an answer is certain do not count.
         kind: "labels to check" or "inputs to label".

@@ -58,7 +58,7 @@ def asks_back(decorated: Decorated) -> Decorated:
 @asks_back
 @dataclass(frozen=True)
 class Execution:
-    """How a fit runs. No option changes the results beyond rounding error.
+    """How a fit runs. No option but `precision` changes the results beyond rounding error.
 
     Args:
         chunk_size: number of examples whose gradients are held at once; as many as memory allows by default.
