@@ -158,11 +158,32 @@ def by_heart(record: Row) -> str:
     return f"{made(record)}\n\n{table(head, lines)}"
 
 
+def table_verdicts(record: Row) -> str:
+    """Verdicts of `whence table` on the rows in question and on all others, every seed."""
+    told = " / ".join(next(iter(record["rows"]))["others"])
+    lines = []
+    for (name,), rows in grouped(record["rows"], "table").items():
+        for group in ("asked", "others"):
+            found = [row[group] for row in rows if row[group]]
+            cells = [" / ".join(f"{100 * share:.0f}" for share in one.values()) for one in found]
+            if cells:
+                lines.append([name, {"asked": "rows in question", "others": "others"}[group], ", ".join(cells)])
+    return f"{made(record)}\n\n{table(f'table | | percentage {told}, every seed', lines)}"
+
+
+def replaced_labels(record: Row) -> str:
+    """AUROC of the replaced labels of images, every draw."""
+    names = record["rows"][0]["auroc"]
+    lines = [[name, " ".join(f"{row['auroc'][name]:.3f}" for row in record["rows"])] for name in names]
+    return f"{made(record)}\n\n{table('score | AUROC of each draw', lines)}"
+
+
 TABLES: dict[str, Callable[[Row], str]] = {
     "by_heart": by_heart,
     "label_errors": label_errors,
     "verdicts": verdicts,
-    "verdicts_remote": verdicts,
+    "table_verdicts": table_verdicts,
+    "label_errors_images": replaced_labels,
     "attribution": attribution,
 }
 
