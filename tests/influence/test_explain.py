@@ -657,7 +657,7 @@ def test_one_output_for_two_classes_has_two_answers(low: float, generator: torch
     calibration = single._calibration
     assert calibration.distance is not None
     assert (
-        calibration.distance.alike.counts.tolist()
+        calibration.distance.same_class.counts.tolist()
         == torch.bincount((outputs > (1 + low) / 2).long().flatten()).tolist()
     )
 
@@ -669,5 +669,5 @@ def test_an_answer_that_no_training_example_has_borrows_the_shape_of_all(generat
     labels = (seen[:, 0] < 0).long()
     tracer = fit(model, [(seen, labels)], likelihood="categorical", ridge=1.0)
     found = tracer.explain(torch.tensor([[0.0, 3.0]], dtype=torch.float64))
-    assert int(tracer._calibration.distance.alike.counts[2]) == 0
+    assert int(tracer._calibration.distance.same_class.counts[2]) == 0
     assert found.verdicts == ("scarce data",)

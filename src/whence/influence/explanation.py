@@ -20,7 +20,7 @@ from torch import Tensor
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
 from whence.errors import InputError
-from whence.influence.features import VOTERS, Answered, FeatureDistance, disagreement, has_several_labels
+from whence.influence.features import NEAREST_LABELS, FeatureDistance, LastFeatures, disagreement, has_several_labels
 from whence.influence.fitted import Fitted, check_traced, divide, effective_number, evenly_spaced, join_batches
 from whence.influence.neighbours import FEATURE_SHARE, Neighbours, predicted_probability
 from whence.linalg import largest
@@ -279,7 +279,7 @@ def explain(
     ho, hec3 = _traces(fitted, inputs)
     whitened, outputs, given = calibration.neighbours.whitened(fitted, inputs)
     leverage = whitened.square().sum((1, 2)) / whitened.shape[1]
-    remote = calibration.remoteness(leverage, Answered.of(fitted, outputs, given, calibration.codes))
+    remote = calibration.remoteness(leverage, LastFeatures.of(fitted, outputs, given, calibration.codes))
     probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes)
     scarcity_limit = max(calibration.scarcity_limit(level), LEAST_EXCESS)
     found = []
@@ -336,8 +336,8 @@ def _surroundings(
         if examples is not None:
             some = (examples[which] >= 0).nonzero().squeeze(1)
             weights[some, examples[which][some]] = 0.0
-        heard = weights * calibration.supported
-        shares = heard * divide(heard.new_ones(()), heard.sum(1, keepdim=True), 0.0)
+        kept = weights * calibration.supported
+        shares = kept * divide(kept.new_ones(()), kept.sum(1, keepdim=True), 0.0)
         check, near = (largest(some, few)[1] for some in (weights * calibration.squares, weights))
         yield which, shares @ calibration.squares, effective_number(shares, 1.0), check, near
 
@@ -465,14 +465,15 @@ class Calibration:
             shares, errors = (some.to(own.dtype) for some in disagreement(known.features, labels, index, counted))
             own = torch.where(shares - 2.0 * errors > own, shares, own)
         if fitted.held_out is not None and labels is not None:
-            held_out, many = fitted.held_out.to(own)[index], torch.bincount(labels[counted])[labels[index]] > VOTERS
+            held_out = fitted.held_out.to(own)[index]
+            many = torch.bincount(labels[counted])[labels[index]] > NEAREST_LABELS
             own = torch.where(held_out.isfinite() & many, held_out, own)
-        heard = supported[index].nonzero().squeeze(1)
-        order = heard[around[heard].argsort(stable=True)]
+        usable = supported[index].nonzero().squeeze(1)
+        order = usable[around[usable].argsort(stable=True)]
         expected = isotonic(without_ties(around[order], own[order]))
         limit = NOISIER_TARGETS * mean
         if classes:
-            usual = float(own[heard].mean()) if len(heard) else 0.0
+            usual = float(own[usable].mean()) if len(usable) else 0.0
             limit = max(LEAST_DISAGREEMENT, min(NOISIER * usual, max(MOST_DISAGREEMENT, 1.0 - usual)))
         agreeing = interpolated(around, around[order], expected) <= limit
         compared = index[agreeing] if 2 * int(agreeing.sum()) >= len(agreeing) else index
@@ -481,7 +482,7 @@ class Calibration:
             k, d = max(2, fitted.problem.width), known.features.shape[1]
             if 8 * k * d * d <= FEATURE_SHARE * fitted.problem.budget.limit:
                 distance = FeatureDistance.of(known, counted, compared, leverages, k)
-                these = Answered(known.features[compared], known.answers[compared])
+                these = LastFeatures(known.features[compared], known.predicted[compared])
                 leverages = leverages * distance.beyond_usual(these, compared).to(leverages)
             else:
                 notes += ("Inputs are not compared with those of the same answer: that would take too much memory.",)
@@ -526,11 +527,11 @@ class Calibration:
             total, weighted = total - own, weighted - own * self.squares[examples]
         return divide(weighted.clamp_min(0.0), total, 0.0)
 
-    def remoteness(self, leverage: Tensor, answered: Answered | None) -> Tensor:
+    def remoteness(self, leverage: Tensor, last: LastFeatures | None) -> Tensor:
         """(m,) leverages times the inputs' distances from the training examples, in units of the usual distance."""
-        if self.distance is None or answered is None:
+        if self.distance is None or last is None:
             return leverage
-        return leverage * self.distance.beyond_usual(answered).to(leverage)
+        return leverage * self.distance.beyond_usual(last).to(leverage)
 
     def scarcity_limit(self, level: float) -> float:
         """The quantile of the training examples' scarcity at this level."""

@@ -1,7 +1,7 @@
 """Distance of an input from the training examples in the input of the last layer, without using labels.
 
 The leverage of gradients can miss something: an input may have an ordinary gradient and still be unlike all training
-examples with its answer (`SameAnswer`), or point in a direction that none of them has (`NearestDirection`).
+examples with its predicted class (`SameClass`), or point in a direction that none of them has (`NearestDirection`).
 `FeatureDistance` compares its distance with the distances between training examples.
 """
 
@@ -22,11 +22,11 @@ from whence.influence.fitted import Fitted, evenly_spaced, predicted_outputs
 LEAST_SCATTER = 1e-9
 """Scatter of features along directions in which they do not differ, in units of their mean square."""
 
-VOTERS = 50
+NEAREST_LABELS = 50
 """Number of nearest training examples, by features of the last layer, whose labels are compared with its own."""
 
 SHARED_SHAPE = 0.1
-"""Weight of the scatter shared by all answers relative to each answer's own: this many examples per feature."""
+"""Weight of the scatter shared by all classes relative to each class's own: this many examples per feature."""
 
 COMPARED_DIRECTIONS = 2000
 """Number of training examples, evenly spaced, searched for the nearest directions of features. On 29 draws of
@@ -42,7 +42,7 @@ COMPARED_AT_ONCE = 2**24
 """Pairs of inputs and training examples that are compared at once."""
 
 USUAL = 0.8
-"""Distances from training examples with the same answer count only beyond this quantile of them."""
+"""Distances from training examples with the same predicted class count only beyond this quantile of them."""
 
 NEAREST = 0.25
 """Smallest distance between directions in units of the usual one, for inputs that point exactly like an example."""
@@ -70,16 +70,16 @@ def outputs_and_features(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor
     return outputs, given[0].to(torch.promote_types(given[0].dtype, torch.float32)) if vectors else None
 
 
-class Answered(NamedTuple):
+class LastFeatures(NamedTuple):
     """Features of the last layer, and the class that the network predicts."""
 
     features: Tensor  # (m, d)
-    answers: Tensor  # (m,)
+    predicted: Tensor  # (m,)
 
     @classmethod
     def of(
         cls, fitted: Fitted, outputs: Tensor, features: Tensor | None, codes: tuple[float, float] | None
-    ) -> Answered | None:
+    ) -> LastFeatures | None:
         """From outputs (m, k) and features; `None` unless the outputs are one choice among classes.
 
         Args:
@@ -98,55 +98,56 @@ class Answered(NamedTuple):
         return cls(features, (flat.squeeze(1) > middle).long())
 
     @staticmethod
-    def joined(parts: Sequence[Answered | None], most: int) -> Answered | None:
+    def joined(parts: Sequence[LastFeatures | None], most: int) -> LastFeatures | None:
         """Join all parts; `None` if one of them is, or if they hold more than `most` numbers in all."""
         known = [part for part in parts if part is not None]
         if not known or len(known) < len(parts) or sum(part.features.numel() for part in known) > most:
             return None
-        return Answered(*(torch.cat(each) for each in zip(*known, strict=True)))
+        return LastFeatures(*(torch.cat(each) for each in zip(*known, strict=True)))
 
 
 @dataclass(frozen=True)
 class FeatureDistance:
     """Distances of features from those of the training examples, in units of the usual distance among these.
 
-    The product of two distances. The first is that from the examples with the same answer, the root of a leverage
-    (`SameAnswer`), relative to the distance within which four in five training examples lie, and at least one. The
-    second is that from the nearest directions of all examples (`NearestDirection`), relative to the median of training
-    examples. It is raised to a power of at most one, so that it scatters no more among the training examples than their
-    leverages do. Directions of few features d say little, so the power is at most d / (d + 16).
+    The product of two distances. The first is that from the examples with the same predicted class, the root of a
+    leverage (`SameClass`), relative to the distance within which four in five training examples lie, and at least one.
+    The second is that from the nearest directions of all examples (`NearestDirection`), relative to the median of
+    training examples. It is raised to a power of at most one, so that it scatters no more among the training examples
+    than their leverages do. Directions of few features d say little, so the power is at most d / (d + 16).
 
     Examples:
-        >>> known = Answered(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), torch.tensor([0, 0, 1, 1]))
+        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> known = LastFeatures(features, torch.tensor([0, 0, 1, 1]))
         >>> leverages = torch.tensor([0.5, 1.0, 0.5, 1.0])
         >>> far = FeatureDistance.of(known, torch.tensor([True] * 4), torch.arange(4), leverages, 2)
-        >>> asked = Answered(torch.tensor([[1.0, 0.05], [2.0, 1.9]]), torch.tensor([0, 0]))
+        >>> asked = LastFeatures(torch.tensor([[1.0, 0.05], [2.0, 1.9]]), torch.tensor([0, 0]))
         >>> [round(one, 1) for one in far.beyond_usual(asked).tolist()]
         [1.0, 10.4]
     """
 
-    alike: SameAnswer
+    same_class: SameClass
     nearest: NearestDirection
-    usual: float  # distance from the same answer within which four in five training examples lie
+    usual: float  # distance from the same predicted class within which four in five training examples lie
     usual_angle: float  # median distance of training examples from the nearest other directions
     power: float  # exponent of distances between directions
 
     @classmethod
-    def of(cls, known: Answered, counted: Tensor, compared: Tensor, leverages: Tensor, k: int) -> FeatureDistance:
+    def of(cls, known: LastFeatures, counted: Tensor, compared: Tensor, leverages: Tensor, k: int) -> FeatureDistance:
         """Compute it from the training examples.
 
         Args:
-            known: features and answers of all examples.
+            known: features and predicted classes of all examples.
             counted: (n,) which of them count.
             compared: (s,) the examples whose distances from the others define the usual distance.
             leverages: (s,) their leverages, each left out.
-            k: number of possible answers.
+            k: number of classes.
         """
-        found = cls(SameAnswer.of(known, counted, k), NearestDirection.of(known.features, counted), 1.0, 1.0, 0.0)
+        found = cls(SameClass.of(known, counted, k), NearestDirection.of(known.features, counted), 1.0, 1.0, 0.0)
         if not len(compared):
             return found
-        own = Answered(known.features[compared], known.answers[compared])
-        found = replace(found, usual=float(found.alike.leverages_without(own).sqrt().quantile(USUAL)))
+        own = LastFeatures(known.features[compared], known.predicted[compared])
+        found = replace(found, usual=float(found.same_class.leverages_without(own).sqrt().quantile(USUAL)))
         angles, remote = found.nearest.distances(own.features, compared), leverages * found.beyond_usual(own, compared)
         usual_angle, scatter = float(angles.nanmedian()), _scatter(angles)
         if not usual_angle > 0 or not scatter > 0:  # one feature only, or mostly copies
@@ -155,9 +156,9 @@ class FeatureDistance:
         power = d / (d + FEW_FEATURES) * min(1.0, _scatter(remote) / scatter)
         return replace(found, usual_angle=usual_angle, power=power)
 
-    def beyond_usual(self, asked: Answered, own: Tensor | None = None) -> Tensor:
+    def beyond_usual(self, asked: LastFeatures, own: Tensor | None = None) -> Tensor:
         """(m,) distances of inputs over the usual one. If they are training examples `own`, each without itself."""
-        leverages = self.alike.leverages(asked) if own is None else self.alike.leverages_without(asked)
+        leverages = self.same_class.leverages(asked) if own is None else self.same_class.leverages_without(asked)
         found = (leverages.sqrt() / self.usual).clamp_min(1.0)
         if self.power > 0:
             angles = self.nearest.distances(asked.features, own) / self.usual_angle
@@ -172,57 +173,58 @@ def _scatter(values: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class SameAnswer:
-    """Leverages of features among training examples with the same answer.
+class SameClass:
+    """Leverages of features among training examples with the same predicted class.
 
     The leverage of a regression with an intercept, 1 / n_c + (x - m_c)^T (S_c + b S)^-1 (x - m_c), for the n_c examples
-    with answer c, their mean m_c and their scatter S_c around it. S is the mean square of all examples around the mean
-    of their answer, and b a tenth of the number of features: answers with few examples borrow their shape from all.
+    with predicted class c, their mean m_c and their scatter S_c around it. S is the mean square of all examples around
+    the mean of their predicted class, and b a tenth of the number of features: classes with few examples borrow their
+    shape from all.
 
     Examples:
-        >>> known = Answered(torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([0, 0, 1, 1]))
-        >>> alike = SameAnswer.of(known, torch.tensor([True, True, True, True]), 2)
-        >>> asked = Answered(torch.tensor([[1.0], [5.0]]), torch.tensor([0, 0]))
-        >>> [round(one, 2) for one in alike.leverages(asked).tolist()]
+        >>> known = LastFeatures(torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([0, 0, 1, 1]))
+        >>> same_class = SameClass.of(known, torch.tensor([True, True, True, True]), 2)
+        >>> asked = LastFeatures(torch.tensor([[1.0], [5.0]]), torch.tensor([0, 0]))
+        >>> [round(one, 2) for one in same_class.leverages(asked).tolist()]
         [0.5, 8.12]
     """
 
     means: Tensor  # (k, d)
     roots: Tensor  # (k, d, d) lower triangles L with L L^T = S_c + b S
-    counts: Tensor  # (k,) number of examples with each answer
+    counts: Tensor  # (k,) number of examples with each predicted class
 
     @classmethod
-    def of(cls, known: Answered, counted: Tensor, k: int) -> SameAnswer:
-        """Compute it from the training examples that count, for k possible answers.
+    def of(cls, known: LastFeatures, counted: Tensor, k: int) -> SameClass:
+        """Compute it from the training examples that count, for k classes.
 
-        An answer without examples gets the mean and the shared shape of all.
+        A class without examples gets the mean and the shared shape of all.
         """
-        features, answers = known.features[counted].double(), known.answers[counted]
+        features, predicted = known.features[counted].double(), known.predicted[counted]
         d = features.shape[1]
-        counts = torch.bincount(answers, minlength=k)
-        sums = features.new_zeros(k, d).index_add_(0, answers, features)
+        counts = torch.bincount(predicted, minlength=k)
+        sums = features.new_zeros(k, d).index_add_(0, predicted, features)
         empty = (counts == 0).unsqueeze(1)
         means = torch.where(empty, features.mean(0), sums / counts.clamp_min(1).unsqueeze(1))
-        apart = features - means[answers]
+        apart = features - means[predicted]
         shared = SHARED_SHAPE * d * (apart.T @ apart) / max(1, len(apart))
         shared.diagonal().add_(LEAST_SCATTER * float(features.square().mean()) or 1.0)
         roots = features.new_empty(k, d, d)
         for c, root in enumerate(roots):
-            some = apart[answers == c]
+            some = apart[predicted == c]
             torch.linalg.cholesky(some.T @ some + shared, out=root)
         return cls(means, roots, counts)
 
-    def leverages(self, asked: Answered) -> Tensor:
-        """(m,) leverages of features with their answers."""
-        answers, apart = asked.answers, asked.features.double() - self.means[asked.answers]
-        found = 1.0 / self.counts[answers].clamp_min(1).to(apart.dtype)
-        for c in answers.unique().tolist():
-            some = answers == c
+    def leverages(self, asked: LastFeatures) -> Tensor:
+        """(m,) leverages of features with their predicted classes."""
+        predicted, apart = asked.predicted, asked.features.double() - self.means[asked.predicted]
+        found = 1.0 / self.counts[predicted].clamp_min(1).to(apart.dtype)
+        for c in predicted.unique().tolist():
+            some = predicted == c
             white = torch.linalg.solve_triangular(self.roots[c], apart[some].T, upper=False)
             found[some] += white.square().sum(0)
         return found
 
-    def leverages_without(self, known: Answered) -> Tensor:
+    def leverages_without(self, known: LastFeatures) -> Tensor:
         """(n,) leverages of training examples, each without itself."""
         own = self.leverages(known).clamp_max(1.0 - 1e-6)
         return own / (1.0 - own)
@@ -262,10 +264,10 @@ class NearestDirection:
         step = max(1, COMPARED_AT_ONCE // max(1, len(self.examples)))
         for low in range(0, len(features), step):
             unit = functional.normalize(features[low : low + step], dim=1)
-            alike = unit @ self.directions.T
+            cosines = unit @ self.directions.T
             if own is not None:
-                alike.masked_fill_(own[low : low + step].unsqueeze(1) == self.examples, -2.0)
-            near = self.directions[alike.topk(most, dim=1).indices]
+                cosines.masked_fill_(own[low : low + step].unsqueeze(1) == self.examples, -2.0)
+            near = self.directions[cosines.topk(most, dim=1).indices]
             found.append((unit.unsqueeze(1) - near).norm(dim=2).mean(1))  # differences are more accurate than products
         return torch.cat(found)
 
@@ -290,15 +292,15 @@ def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tenso
     """
     unit = functional.normalize(features, dim=1)
     sizes = torch.bincount(labels[counted], minlength=int(labels.max()) + 1)
-    most = min(VOTERS, int(sizes.max()) - 1)
+    most = min(NEAREST_LABELS, int(sizes.max()) - 1)
     found = [unit.new_zeros(2, 0 if most > 0 else len(index))]
     for some in index.split(max(1, COMPARED_AT_ONCE // len(unit))) if most > 0 else ():
-        alike = (unit[some] @ unit.T).masked_fill_(~counted, -2.0).scatter_(1, some.unsqueeze(1), -2.0)
-        others = labels[alike.topk(most, dim=1).indices] != labels[some].unsqueeze(1)
-        voters = (sizes[labels[some]] - 1).clamp(0, most).unsqueeze(1)
-        heard = torch.arange(most, device=voters.device) < voters
-        number = voters.squeeze(1).clamp_min(1).to(unit.dtype)
-        share = (others & heard).sum(1) / number
+        cosines = (unit[some] @ unit.T).masked_fill_(~counted, -2.0).scatter_(1, some.unsqueeze(1), -2.0)
+        others = labels[cosines.topk(most, dim=1).indices] != labels[some].unsqueeze(1)
+        available = (sizes[labels[some]] - 1).clamp(0, most).unsqueeze(1)
+        compared_labels = torch.arange(most, device=available.device) < available
+        number = available.squeeze(1).clamp_min(1).to(unit.dtype)
+        share = (others & compared_labels).sum(1) / number
         found.append(torch.stack([share, (share * (1.0 - share) / number).sqrt()]))
     shares, errors = torch.cat(found, 1)
     return shares, errors

@@ -25,7 +25,7 @@ from whence.curvature.accumulate import ConstantCotangents, LayerGradients, work
 from whence.curvature.leaves import LeafFeatures, leading_directions
 from whence.curvature.primal import Projected, sketch_features, times_lower
 from whence.data.batches import Inputs
-from whence.influence.features import Answered, has_several_labels, outputs_and_features
+from whence.influence.features import LastFeatures, has_several_labels, outputs_and_features
 from whence.influence.fitted import Fitted, predicted_outputs
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.views import OutputView, SelectedOutputs
@@ -77,7 +77,7 @@ class Neighbours:
     @classmethod
     def of(
         cls, fitted: Fitted, codes: tuple[float, float] | None, quick: bool = False
-    ) -> tuple[Neighbours, Tensor, Answered | None]:
+    ) -> tuple[Neighbours, Tensor, LastFeatures | None]:
         """Compute them in one pass over the training data, within `using_model`.
 
         Also returns the network's probabilities (n,) for its own answers, and the features of its last layer with these
@@ -102,7 +102,7 @@ class Neighbours:
             features = sketch_features(LayerGradients(problem), min(FEATURES, affordable), seed=0)
         found, seen = [], 0
         moments = torch.zeros(features.size, features.size, dtype=torch.float64, device=problem.device)
-        last: list[Answered | None] = []
+        last: list[LastFeatures | None] = []
         counted = fitted.counted
         for batch in problem.batches.plain("gradients of predictions"):
             rows, outputs, left, given = prediction_gradients(fitted, batch.inputs, features, directions, classes)
@@ -112,7 +112,7 @@ class Neighbours:
             flat = rows.flatten(0, 1).double()
             moments += flat.T @ flat
             found.append((rows, predicted_probability(fitted, outputs, codes, these)[0], left))
-            last.append(Answered.of(fitted, outputs, given, codes))
+            last.append(LastFeatures.of(fitted, outputs, given, codes))
         if seen != problem.n:
             raise partial_data_error()
         gradients = torch.cat([rows for rows, _, _ in found]) if found else moments.new_empty(0)
@@ -151,7 +151,7 @@ class Neighbours:
             rest = _own_leverage(white, torch.where(counted.unsqueeze(1), left_out, 0.0), gradients, ridge)
         white = white if rest is None else _with_rest(white, rest)
         sure = torch.cat([probability for _, probability, _ in found]) if found else torch.empty(0)
-        together = Answered.joined(last, int(FEATURE_SHARE * problem.budget.limit / item))
+        together = LastFeatures.joined(last, int(FEATURE_SHARE * problem.budget.limit / item))
         return cls(features, directions, classes, leading, whitening, white, outside, tuple(notes)), sure, together
 
     def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
