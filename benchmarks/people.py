@@ -197,7 +197,7 @@ def run(
         p = clock.timed("cross-validation", lambda: cross_validated(case, task, folds, seed, learn))
         for name, values in label_quality(p, said).items():
             scores[f"cleanlab {name}, cross-validated"] = values
-    found = clock.timed("explain", lambda: tracer.explain(list(tests.split(500))))
+    found = clock.timed("explain", lambda: tracer.explain(list(tests.split(500)), top=5))
     doubts = entropy(answers)
     verdicts = {verdict: torch.tensor([one == verdict for one in found.verdicts]) for verdict in VERDICTS}
     doubtful = clock.timed("doubt scores", lambda: doubt_scores(network, found, said, tests, known, asked))

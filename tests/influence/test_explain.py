@@ -586,6 +586,20 @@ def test_leading_directions_stand_for_all(generator: torch.Generator, monkeypatc
         assert few.notes == (f"Of gradients the {most} leading directions are compared, and the length of the rest.",)
 
 
+def test_examples_are_named_by_default_where_that_is_cheap(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracer, points = classifier_with_wrong_labels(generator)
+    few = tracer.explain(points)
+    assert few.check.shape == few.near.shape == (len(points), 5)
+    monkeypatch.setattr("whence.influence.explanation.FEW_EXAMPLES", 599)
+    many = tracer.explain(points)
+    assert many.check.shape == (len(points), 0)
+    assert "No training examples are named: top=5 does, and takes longer." in many.notes
+    assert tracer.explain(points, top=0).notes == many.notes[:-1]
+    assert tracer.explain(points, top=2).near.shape == (len(points), 2)
+
+
 def test_noise_is_the_same_without_naming_examples(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whence.influence.neighbours.LEADING", 10_000)
     monkeypatch.setattr("whence.influence.explanation.FEW_EXAMPLES", 599)

@@ -36,6 +36,9 @@ DOTS = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
 CALIBRATION_EXAMPLES = 2000
 """Number of training examples, evenly spaced, whose neighbours are compared with their own labels."""
 
+NAMED = 5
+"""Number of training examples named by default, if that costs nothing."""
+
 FEW_EXAMPLES = 5000
 """Up to this many training examples, all get weights for every prediction, so that verdicts do not depend on `top`."""
 
