@@ -29,7 +29,7 @@ class Study:
     Attributes:
         name: of its record and its log.
         module: that is run.
-        options: what it is told; the data, the device and the record are added.
+        options: on its command line, beside those for data, device and record, which are added.
         usual: seconds that it takes beside others.
         small: options in place of these for a trial.
     """

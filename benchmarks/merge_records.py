@@ -17,19 +17,25 @@ from typing import Any
 from whence_paper.records import Record
 
 from .record import save, say
+from .tables import origin
 
 KEYS = ("case", "seed", "loss", "structure")
 
 
 def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rows of all parts, later ones in place of earlier ones, with all commands; all else is the last part's.
+    """Rows of all parts, later ones in place of earlier ones, with all commands and where each part was measured.
+
+    All else is the last part's.
 
     Examples:
+        >>> with_all = {"when": "2026-11-17T20", "gpu": "H200", "torch": "2.11", "commit": "abc"}
         >>> one = {"command": "a", "rows": [{"case": "x", "seed": 0, "v": 1}, {"case": "x", "seed": 1, "v": 2}]}
         >>> two = {"command": "b", "rows": [{"case": "x", "seed": 1, "v": 3}]}
-        >>> found = merged([one, two])
+        >>> found = merged([{**with_all, **one}, {**with_all, **two, "commit": "def"}])
         >>> found["commands"], [row["v"] for row in found["rows"]]
         (['a', 'b'], [1, 3])
+        >>> found["origins"][1]
+        'Measured 2026-11-17 on H200, torch 2.11, commit def.'
     """
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     commands: list[str] = []
@@ -39,7 +45,8 @@ def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
             rows.pop(key, None)
             rows[key] = row
         commands += [one for one in part.get("commands", [part["command"]]) if one not in commands]
-    return {**parts[-1], "commands": commands, "rows": list(rows.values())}
+    origins = list(dict.fromkeys(one for part in parts for one in part.get("origins", [origin(part)])))
+    return {**parts[-1], "commands": commands, "origins": origins, "rows": list(rows.values())}
 
 
 def main() -> None:

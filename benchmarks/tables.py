@@ -28,8 +28,10 @@ def table(head: str, rows: Iterable[Iterable[Any]]) -> str:
 
 
 def origin(record: dict[str, Any]) -> str:
-    """Where and with what it was measured."""
-    place = record.get("gpu", f"{record['processor']}, {record['threads']} threads")
+    """Where and with what it was measured; of a record of many, each of its parts."""
+    if "origins" in record:
+        return " ".join(record["origins"])
+    place = record.get("gpu") or f"{record['processor']}, {record['threads']} threads"
     return f"Measured {record['when'][:10]} on {place}, torch {record['torch']}, commit {record['commit'][:12]}."
 
 

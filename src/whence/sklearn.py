@@ -133,8 +133,8 @@ class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]  # no ann
         random_state: seed of the initial weights.
 
     Attributes:
-        tracer_: a `whence.Tracer`, for everything else: attributions, what-if, suggestions, diagnostics. It takes
-            tensors of rows as they were passed to `fit`. It keeps the training set.
+        tracer_: a `whence.Tracer`, for everything else: attributions, what-if, suggestions, diagnostics. It holds
+            the training set. Its methods take tensors with the columns of `X`, in the units of `fit`.
         network_: the trained network, in the units of inputs and targets.
         n_iter_: iterations of L-BFGS.
 

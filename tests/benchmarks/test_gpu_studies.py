@@ -69,7 +69,8 @@ def test_merged_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     from whence_paper.records import Record
 
     for seed in (0, 1):
-        content = {"command": f"run {seed}", "rows": [{"case": "a", "seed": seed}]}
+        made = {"when": "2026-11-17", "processor": "a CPU", "threads": 1, "torch": "2.13", "commit": f"abc{seed}"}
+        content = {**made, "command": f"run {seed}", "rows": [{"case": "a", "seed": seed}]}
         (tmp_path / f"{seed}.json").write_text(json.dumps(content))
         Record(tmp_path / f"paper-{seed}.json", "doubling").once({"seed": seed}, lambda: {"twice": 2})
     for kind in ("", "paper-"):
@@ -78,6 +79,7 @@ def test_merged_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         merge_records.main()
     rows = json.loads((tmp_path / "all.json").read_text())
     assert ([row["seed"] for row in rows["rows"]], rows["commands"]) == ([0, 1], ["run 0", "run 1"])
+    assert [one[-5:] for one in rows["origins"]] == ["abc0.", "abc1."]  # where each part was measured
     assert len(Record(tmp_path / "paper-all.json", "doubling").runs()) == 2
 
 
