@@ -388,7 +388,7 @@ class Tracer(Fitted):
             raise ShapeError(f"expected `examples` for each of {len(found)} inputs, got {len(own)}.")
         if top is None and not named:
             found = replace(
-                found, notes=(*found.notes, "No training examples are named: top=5 does, and takes longer.")
+                found, notes=(*found.notes, "No training examples are named. top=5 names five, and takes longer.")
             )
         return found
 

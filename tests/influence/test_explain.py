@@ -595,7 +595,8 @@ def test_examples_are_named_by_default_where_that_is_cheap(
     monkeypatch.setattr("whence.influence.explanation.FEW_EXAMPLES", 599)
     many = tracer.explain(points)
     assert many.check.shape == (len(points), 0)
-    assert "No training examples are named: top=5 does, and takes longer." in many.notes
+    assert "No training examples are named. top=5 names five, and takes longer." in many.notes
+    assert "near this input" in str(tracer.explain(points.flip(0)))  # where no examples are named
     assert tracer.explain(points, top=0).notes == many.notes[:-1]
     assert tracer.explain(points, top=2).near.shape == (len(points), 2)
 

@@ -248,8 +248,8 @@ class Explanation(Shown):
         for row, (noisy, scarce) in enumerate(
             zip(self.noisy[:rows].tolist(), self.scarce[:rows].tolist(), strict=True)
         ):
-            check = f"check {_listing(self.check[row, :3])}" if noisy else ""
-            near = f"near {_listing(self.near[row, :3])}" if scarce else ""
+            check = f"check {_listing(self.check[row, :3]) or 'labels nearby'}" if noisy else ""
+            near = f"near {_listing(self.near[row, :3]) or 'this input'}" if scarce else ""
             actions.append("; ".join(one for one in (check, near) if one))
         noise = self.noise[:rows].tolist()
         columns = (
