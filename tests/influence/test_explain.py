@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,9 @@ def calibration(leverages: list[float], mean: float = 1.0, variance: float = 1.0
     """Of which only the leverages and the moments of the squares matter."""
     empty: Any = None
     ordered = torch.tensor(leverages, dtype=torch.float64)
-    squares, moments = (empty, empty), (1.0, mean, variance, len(ordered))
-    return Calibration(empty, empty, *squares, ordered, ordered, *moments, ordered[:0], ordered[:0], 1.0, None)
+    moments = {"mean": mean, "variance": variance, "examples": len(ordered)}
+    fields = {field.name: empty for field in dataclasses.fields(Calibration)}
+    return Calibration(**{**fields, **moments, "leverages": ordered, "ordinary": 1.0})
 
 
 def test_scarcity_is_a_rank_among_leave_one_out_leverages() -> None:
@@ -174,6 +176,7 @@ def by_hand(
     differing: Any = None,
     distances: Any = None,
     angles: Any = None,
+    ambiguity: Any = None,
 ) -> dict[str, Any]:
     """Leverages, averages and what is expected there, with dense matrices and scikit-learn.
 
@@ -185,6 +188,7 @@ def by_hand(
         differing: (n,) share of the nearest examples that have another label and its error, if these are known.
         distances: (n,) of the examples from others with the same answer, and (m,) of those asked, if these are known.
         angles: the same from the nearest directions of features, and how many features there are.
+        ambiguity: (n,) of the network's answers to the examples, each left out, and (m,) to those asked, if known.
     """
     if classes:
         gradients, asked = (g / np.linalg.norm(g, axis=2, keepdims=True) for g in (gradients, asked))
@@ -210,35 +214,58 @@ def by_hand(
     if differing is not None:
         share, error = differing
         own = np.where(share - 2 * error > squares, share, squares)
-    curve = IsotonicRegression(out_of_bounds="clip").fit(average[:n][heard], own[heard])
+    curve = centred(average[:n][heard], own[heard])
     usual = own[heard].mean()
     limit = max(0.1, min(2 * usual, max(0.5, 1 - usual))) if classes else 1.5 * squares.mean()
-    agreeing = curve.predict(average[:n]) <= limit
+    agreeing = curve(average[:n]) <= limit
+    noise, noise_limit = None, limit
+    if ambiguity is not None:
+        answered = centred(ambiguity[0][heard], own[heard])
+        noise = np.sqrt(np.minimum(curve(average), 1.0) * np.minimum(answered(np.concatenate(ambiguity)), 1.0))
+        usual = noise[:n][heard].mean()
+        noise_limit = max(0.1, min(2 * usual, max(0.5, 1 - usual)))
     some = agreeing if 2 * agreeing.sum() >= n else slice(None)
     leverage = np.array([np.trace(g @ inverse @ g.T) / c for g in asked])
     remote, left_out = leverage, np.array(left_out)
-    if distances is not None:  # beyond what is usual, they count
-        usual = np.quantile(distances[0][some], 0.8)
-        left_out, remote = (q * np.maximum(d / usual, 1) for q, d in zip((left_out, leverage), distances, strict=True))
-        usual = np.sort(angles[0][some])[(len(angles[0][some]) - 1) // 2]
-        (low, high), (least, most) = (np.quantile(each[some], (0.5, 0.95)) for each in (left_out, angles[0]))
-        power = angles[2] / (angles[2] + 16) * min(1, np.log(high / low) / np.log(most / least))
-        far = [np.maximum(each / usual, 0.25) ** power for each in angles[:2]]
-        left_out, remote = left_out * far[0], remote * far[1]
+    if distances is not None:
+        usual = np.quantile(left_out[some], 0.8)  # leverages count beyond it
+        left_out, remote = np.maximum(left_out, usual), np.maximum(remote, usual)
+        for (of_examples, of_asked), power in ((distances, 1), (angles[:2], angles[2] / (angles[2] + 16))):
+            usual = np.sort(of_examples[some])[(len(of_examples[some]) - 1) // 2]
+            left_out, remote = left_out * (of_examples / usual) ** power, remote * (of_asked / usual) ** power
     compared = np.sort(left_out[some])
     return {
         "leverage": leverage,
         "remote": remote,
         "ordinary": compared[(len(compared) - 1) // 2],
         "compared": compared,
-        "square": curve.predict(average[n:]),
-        "without itself": curve.predict(average[:n]),
+        "square": curve(average[n:]),
+        "without itself": curve(average[:n]),
         "limit": limit,
+        "noise": noise,
+        "noise limit": noise_limit,
     }
 
 
-def from_nearest_directions(x: Any, asked: Any) -> tuple[Any, Any, int]:
-    """Mean distances of unit vectors to the five nearest, (n,) of examples to others, (m,) of those asked; features."""
+def centred(places: Any, values: Any) -> Any:
+    """An isotonic regression whose steps are replaced by lines between their middles."""
+    order = np.argsort(places, kind="stable")
+    steps = IsotonicRegression().fit(places[order], values[order]).predict(places[order])
+    levels = [np.isclose(steps, level, rtol=1e-9, atol=1e-12) for level in np.unique(steps.round(12))]
+    middles = [places[order][level].mean() for level in levels]
+    return lambda at: np.interp(at, middles, [steps[level].mean() for level in levels])
+
+
+def from_nearest_directions(x: Any, answers: Any, asked: Any) -> tuple[Any, Any, int]:
+    """Mean distances of directions to the five nearest, (n,) of examples to others, (m,) of those asked; features.
+
+    Directions are seen from the mean of all examples, in coordinates in which those of the same answer scatter alike.
+    """
+    around = np.concatenate([x[answers == c] - x[answers == c].mean(0) for c in np.unique(answers)])
+    scatter = around.T @ around / len(x)
+    values, vectors = np.linalg.eigh(scatter + np.trace(scatter) / len(scatter) * np.eye(len(scatter)))
+    centre, root = x.mean(0), vectors / np.sqrt(values)
+    x, asked = ((rows - centre) @ root for rows in (x, asked))
     x, asked = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, asked))
     near = NearestNeighbors(n_neighbors=5, algorithm="brute").fit(x)
     return near.kneighbors()[0].mean(1), near.kneighbors(asked)[0].mean(1), x.shape[1]
@@ -324,27 +351,32 @@ def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> N
     )  # these have oracles of their own
     answers = outputs.argmax(1).numpy()
     distances = from_same_answers(x.numpy(), answers[:21], asked.numpy(), answers[21:])
-    angles = from_nearest_directions(x.numpy(), asked.numpy())
+    angles = from_nearest_directions(x.numpy(), answers[:21], asked.numpy())
     differing = other_labels(x.numpy(), labels.numpy())
-    wanted = by_hand(gradients[:21], gradients[21:], squares, True, differing, distances, angles)
+    left_out = nearest((one_hot - tracer.loo_residuals / (1 - low)).double())
+    shares = p[21:] if loss == "categorical" else nearest(p[21:] / (1 - low))
+    differ = torch.stack([(row.outer(row) * (1 - torch.eye(3))).sum() for row in torch.cat([left_out, shares])])
+    ambiguity = (differ[:21].numpy(), differ[21:].numpy()) if loss == "categorical" else None
+    wanted = by_hand(gradients[:21], gradients[21:], squares, True, differing, distances, angles, ambiguity)
     found = tracer.explain(asked)
     assert found.classes
     np.testing.assert_allclose(found.leverage, wanted["leverage"], rtol=1e-7)
     np.testing.assert_allclose(found.scarcity, wanted["remote"] / wanted["ordinary"], rtol=1e-7)
-    np.testing.assert_allclose(found.noise, np.minimum(wanted["square"], 1.0), rtol=1e-6)
+    square = np.minimum(wanted["square"], 1.0)
+    np.testing.assert_allclose(found.disagreement, square, rtol=1e-6)
+    np.testing.assert_allclose(found.noise, square if ambiguity is None else wanted["noise"][21:], rtol=1e-6)
     some = torch.tensor([-1, 4, 20, -1, 0, 7])  # inputs that are training examples, in two batches
     mixed = torch.where(some.unsqueeze(1) < 0, asked, x[some])
-    own = tracer.explain([mixed[:3], mixed[3:]], examples=some).noise
+    own = tracer.explain([mixed[:3], mixed[3:]], examples=some).disagreement
     square = np.where(some < 0, wanted["square"], wanted["without itself"][some])
     np.testing.assert_allclose(own, np.minimum(square, 1.0), rtol=1e-6)
-    assert found.noise_limit == pytest.approx(wanted["limit"])
+    assert found.disagreement_limit == pytest.approx(wanted["limit"])
+    assert found.noise_limit == pytest.approx(wanted["noise limit"])
     odds = [np.log(share / (1 - share)) for share in np.minimum([*wanted["square"], wanted["limit"]], 0.999)]
     stands_out = np.array(odds[:-1]) - odds[-1] - np.log(found.scarcity.numpy() / found.scarcity_limit)
     np.testing.assert_allclose(found.source, stands_out, rtol=1e-5, atol=1e-6)
-    shares = p[21:] if loss == "categorical" else nearest(p[21:] / (1 - low))
     torch.testing.assert_close(found.probability, shares.amax(1))
-    differ = torch.stack([(row.outer(row) * (1 - torch.eye(3))).sum() for row in shares])  # two labels drawn from them
-    torch.testing.assert_close(found.ambiguity, differ)
+    torch.testing.assert_close(found.ambiguity, differ[21:])
 
 
 @pytest.mark.parametrize("outputs", [3, 6])
@@ -358,13 +390,18 @@ def test_several_labels_by_hand(outputs: int, generator: torch.Generator) -> Non
         torch.cat([x, asked]).numpy(), outputs
     )
     differ = 2 * tracer.loo_residuals.square()  # of two labels of each output; residuals have oracles of their own
-    wanted = by_hand(gradients[:21], gradients[21:], differ.mean(1).clamp_max(2.0).numpy(), classes=True)
+    p = model(asked).sigmoid().detach()
+    left_out = (y - tracer.loo_residuals).clamp(0, 1)
+    ambiguity = [(2 * some * (1 - some)).mean(1).numpy() for some in (left_out, p)]
+    squares = differ.mean(1).clamp_max(2.0).numpy()
+    wanted = by_hand(gradients[:21], gradients[21:], squares, classes=True, ambiguity=ambiguity)
     found = tracer.explain(asked)
     assert found.classes
     np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
-    np.testing.assert_allclose(found.noise, np.minimum(wanted["square"], 1.0), rtol=1e-6)
-    assert found.noise_limit == pytest.approx(wanted["limit"])
-    p = model(asked).sigmoid().detach()
+    np.testing.assert_allclose(found.disagreement, np.minimum(wanted["square"], 1.0), rtol=1e-6)
+    np.testing.assert_allclose(found.noise, wanted["noise"][21:], rtol=1e-6)
+    assert found.disagreement_limit == pytest.approx(wanted["limit"])
+    assert found.noise_limit == pytest.approx(wanted["noise limit"])
     torch.testing.assert_close(found.probability, torch.maximum(p, 1 - p).mean(1))
     torch.testing.assert_close(found.ambiguity, (2 * p * (1 - p)).mean(1))
     assert "two labels of examples like this one differ" in found.sentence(0)

@@ -50,6 +50,9 @@ LEAST_DISAGREEMENT, MOST_DISAGREEMENT = 0.1, 0.5
 """For classes that limit is at least the first, and at most the second or one minus the average: labels are not called
 noisy if two of them differ in less than a tenth of all pairs."""
 
+USUAL = 0.8
+"""For classes, where distances of features count too, leverages count only beyond this quantile of them."""
+
 SAME_PLACE = 1e-5
 """Averages of squares with a smaller relative difference are the same up to rounding."""
 
@@ -86,32 +89,37 @@ class Explanation(Shown):
 
     Attributes:
         level: a prediction is called noisy, or scarce, only if its p-value is at most 1 - level.
-        noise: (m,) how much the labels around the input contradict each other. For classes, how often two labels of
-            inputs like this one would differ: 0 if all agree, .5 for a coin toss; the mean over outputs if each has its
-            own label. For regression, the standard deviation of the targets around the prediction, in their unit.
+        noise: (m,) how much labels of inputs like this one contradict each other. For classes, how often two of them
+            would differ: 0 if all agree, .5 for a coin toss. It is the geometric mean of `disagreement`, and of how
+            often labels differ where the network's answers are as ambiguous as this one. For trees, and for squared
+            error on coded classes, whose outputs are no probabilities, it is the disagreement. For regression, the
+            standard deviation of the targets around the prediction, in their unit.
+        disagreement: (m,) for classes, how often two labels of training examples around the input differ; the mean over
+            outputs if each has its own label. For regression the same as `noise`.
         scarcity: (m,) leverage, in a metric without labels, relative to that of an ordinary training example that was
             left out: 1 is ordinary, 3 means that a third as many training examples support the prediction. Training
-            examples are ordinary if the labels around them agree. For classes it is multiplied by the distance of the
-            input from the training examples in the input of the last layer: from those with the same answer and from
-            the nearest of all, in units of the usual distance.
+            examples are ordinary if the labels around them agree. For classes, the leverage counts beyond that of four
+            in five training examples, and it is multiplied by two distances of the input from the training examples in
+            the input of the last layer: from those with the same answer, and from the nearest of all.
         noise_p: (m,) how often residuals as large would occur together around the input by chance, if the noise were
             the same everywhere.
         scarcity_p: (m,) share of ordinary training examples whose scarcity, each left out, is at least as large.
         probability: (m,) the network's probability for its own answer, the predicted class; `nan` for regression.
-        ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ (`noise` is about
-            actual labels); `nan` for regression.
+        ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ; `nan` for
+            regression.
         leverage: (m,) the leverage itself.
         ratio: (m,) HeC3 / Ho.
         ho: (m,) trace of Ho.
         hec3: (m,) trace of HeC3.
-        effective: (m,) effective number of training examples in the average `noise`. With `top=0` and more than 5,000
-            training examples, their median for all predictions.
-        check: (m, t) training examples that add most to `noise`: labels to check first.
+        effective: (m,) effective number of training examples in the average `disagreement`. With `top=0` and more than
+            5,000 training examples, their median for all predictions.
+        check: (m, t) training examples that add most to `disagreement`: labels to check first.
         near: (m, t) training examples with the largest weight in the prediction.
-        source: (m,) the main cause of doubt: above zero noise, below zero scarcity. It is how far the noise is above
-            its limit minus how far the scarcity is above its own, both as logarithms: of the odds for the noise of
-            classes, of the variance for regression, of the leverage for scarcity.
-        noise_limit: noise above which labels are called noisy.
+        source: (m,) the main cause of doubt: above zero noise, below zero scarcity. It is how far the disagreement is
+            above its limit minus how far the scarcity is above its own, both as logarithms: of the odds for the
+            disagreement of classes, of the variance for regression, of the leverage for scarcity.
+        noise_limit: labels are called noisy if the noise is above this limit,
+        disagreement_limit: and the disagreement above this one.
         scarcity_limit: scarcity above which data are called scarce.
         probability_limit: probability of its own answer below which the network is not sure: .7, or less if more than
             1 - level of the ordinary training examples have a lower probability.
@@ -129,6 +137,7 @@ class Explanation(Shown):
 
     level: float
     noise: Tensor
+    disagreement: Tensor
     scarcity: Tensor
     noise_p: Tensor
     scarcity_p: Tensor
@@ -143,6 +152,7 @@ class Explanation(Shown):
     near: Tensor
     source: Tensor
     noise_limit: float
+    disagreement_limit: float
     scarcity_limit: float
     probability_limit: float
     classes: bool
@@ -163,7 +173,7 @@ class Explanation(Shown):
     @property
     def undecided(self) -> Tensor:
         """(m,) whether the model itself is undecided, and labels nearby do not explain why."""
-        unexplained = (self.probability < self.probability_limit) & (self.ambiguity > UNEXPLAINED * self.noise)
+        unexplained = (self.probability < self.probability_limit) & (self.ambiguity > UNEXPLAINED * self.disagreement)
         return ((self.probability < UNDECIDED) | unexplained) & ~self.noisy
 
     @property
@@ -178,7 +188,8 @@ class Explanation(Shown):
 
     @property
     def _noise_found(self) -> Tensor:
-        return (self.noise > self.noise_limit) & (self.noise_p <= 1.0 - self.level)
+        above = (self.noise > self.noise_limit) & (self.disagreement > self.disagreement_limit)
+        return above & (self.noise_p <= 1.0 - self.level)
 
     @property
     def _scarcity_found(self) -> Tensor:
@@ -192,13 +203,16 @@ class Explanation(Shown):
 
     def reason(self, number: int) -> str:
         """The two numbers behind one verdict, in words."""
-        noise, scarcity = float(self.noise[number]), float(self.scarcity[number])
+        scarcity = float(self.scarcity[number])
         chance, share = float(self.noise_p[number]), float(self.scarcity_p[number])
         if self.classes:
-            around = f"two labels of examples like this one differ in {percent(noise)} of all pairs"
-            limit = f"noisy from {percent(self.noise_limit)} on"
+            around = (
+                f"two labels of examples like this one differ in {percent(float(self.disagreement[number]))} of all "
+                f"pairs, and two drawn from the model's answer in {percent(float(self.ambiguity[number]))}"
+            )
+            limit = f"noisy from {percent(self.disagreement_limit)} and a mean of {percent(self.noise_limit)} on"
         else:
-            around = f"targets of examples like this one vary by {noise:.3g}"
+            around = f"targets of examples like this one vary by {float(self.noise[number]):.3g}"
             limit = f"noisy from {self.noise_limit:.3g} on"
         words = (
             f"{around} ({limit}; by chance in {percent(chance)} of cases); its scarcity is {scarcity:.2g} (1 is "
@@ -227,9 +241,10 @@ class Explanation(Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per prediction."""
-        names = ("noise", "scarcity", "noise_p", "scarcity_p", "probability", "ambiguity", "leverage", "ratio")
+        names = ["noise", "disagreement", "ambiguity", "scarcity", "noise_p", "scarcity_p", "probability", "leverage"]
         columns: dict[str, Sequence[Tensor | list[str]]] = {"verdict": [list(self.verdicts)]}
-        columns.update({name: [getattr(self, name)] for name in (*names, "ho", "hec3", "effective", "source")})
+        names += ["ratio", "ho", "hec3", "effective", "source"]
+        columns.update({name: [getattr(self, name)] for name in names})
         columns["check"] = [[_listing(row) for row in self.check]]
         columns["near"] = [[_listing(row) for row in self.near]]
         return frame(columns)
@@ -292,7 +307,8 @@ def explain(
         found.append(
             Explanation(
                 level=level,
-                noise=square if calibration.classes else calibration.unit * square.sqrt(),
+                noise=calibration.noise(square, ambiguity[which]),
+                disagreement=calibration.in_unit(square),
                 scarcity=scarcity,
                 noise_p=calibration.noise_p(local, effective),
                 scarcity_p=calibration.scarcity_p(remote[which]),
@@ -306,7 +322,8 @@ def explain(
                 check=check,
                 near=near,
                 source=calibration.excess(square) - _log(scarcity, scarcity_limit),
-                noise_limit=calibration.limit if calibration.classes else calibration.unit * calibration.limit**0.5,
+                noise_limit=calibration.noise_limit,
+                disagreement_limit=float(calibration.in_unit(square.new_tensor(calibration.limit))),
                 scarcity_limit=scarcity_limit,
                 probability_limit=calibration.probability_limit(level),
                 classes=calibration.classes,
@@ -362,6 +379,40 @@ def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
     return found["ho"].squeeze(1), found["hec3"].squeeze(1)
 
 
+@dataclass(frozen=True)
+class Expected:
+    """Values that are expected at given places, increasing: a centered isotonic regression (Oron and Flournoy, 2017).
+
+    Groups of equal values of an isotonic regression are replaced by their centers, and values between them are
+    interpolated linearly.
+
+    Examples:
+        >>> expected = Expected.of(torch.tensor([0.0, 1.0, 2.0, 5.0]), torch.tensor([3.0, 1.0, 4.0, 5.0]))
+        >>> expected.places, expected.values
+        (tensor([0.5000, 2.0000, 5.0000]), tensor([2., 4., 5.]))
+        >>> expected.at(torch.tensor([0.0, 1.25, 9.0]))
+        tensor([2., 3., 5.])
+    """
+
+    places: Tensor  # (s,) ascending
+    values: Tensor  # (s,) ascending
+
+    @classmethod
+    def of(cls, places: Tensor, values: Tensor) -> Expected:
+        """From observed values (n,) at places (n,)."""
+        order = places.argsort(stable=True)
+        places, values = places[order], isotonic(without_ties(places[order], values[order]))
+        known, group, sizes = values.unique_consecutive(return_inverse=True, return_counts=True)
+        return cls(places.new_zeros(len(known)).index_add_(0, group, places) / sizes, known)
+
+    def at(self, places: Tensor) -> Tensor:
+        """(m,) expected values at places (m,), constant beyond the outer centers; the places themselves if none."""
+        if not len(self.places):
+            return places
+        at, ends, found = (some.double().cpu().numpy() for some in (places, self.places, self.values))
+        return torch.from_numpy(numpy.interp(at, ends, found)).to(places)
+
+
 @dataclass(frozen=True, repr=False)
 class Calibration:
     """Reference values for predictions: leave-one-out quantities of the training examples.
@@ -369,18 +420,19 @@ class Calibration:
     Scarcity: the leverage q of a new input (`whence.influence.neighbours`) is compared with those of training examples
     in fits without themselves, h / (1 - h). An input like the training inputs is equally likely to have any rank among
     them. Training examples whose neighbours' labels contradict each other are excluded, unless most do: their gradients
-    scatter, and their leverages would hide scarce data. For classes, leverages are multiplied by the distance of an
-    input from the training examples in the features of the last layer, in units of the usual one (`FeatureDistance`).
+    scatter, and their leverages would hide scarce data. For classes, leverages count only beyond those of four in five
+    examples, and they are multiplied by the distance of an input from the training examples in the features of the last
+    layer, in units of the usual one (`FeatureDistance`).
 
-    Noise: the squared leave-one-out residuals of the training examples (see `squared_residuals`) estimate their noise
-    if the network has not memorised their labels. Around an input they are averaged with weights a_i^2. An average over
-    many examples is shrunk towards that of the whole data set. The shrinkage is corrected by an isotonic regression of
-    the squares of training examples on the averages around them, each without itself. For memorised labels, the
-    residuals of cross-entropy are too small. So the share of the 50 nearest training examples, by features of the last
-    layer, that have another label replaces the square if it is larger by two standard errors (`disagreement`): both
-    measure how often two labels differ. The splits of trees are kept, and they have learned labels too. If the example
-    was predicted by other trees that did not see it (`Fitted.held_out`), and its class has more than 50 examples, the
-    square is that of their error.
+    Disagreement: the squared leave-one-out residuals of the training examples (see `squared_residuals`) estimate their
+    noise if the network has not memorised their labels. Around an input they are averaged with weights a_i^2. An
+    average over many examples is shrunk towards that of the whole data set. The shrinkage is corrected by a centered
+    isotonic regression of the squares of training examples on the averages around them, each without itself. For
+    memorised labels, the residuals of cross-entropy are too small. So the share of the 50 nearest training examples, by
+    features of the last layer, that have another label replaces the square if it is larger by two standard errors
+    (`disagreement`): both measure how often two labels differ. The splits of trees are kept, and they have learned
+    labels too. If the example was predicted by other trees that did not see it (`Fitted.held_out`), and its class has
+    more than 50 examples, the square is that of their error.
 
     If the noise were the same everywhere, the squares could be shuffled among the examples. The shuffled average has
     mean mean(v) and variance var(v) (sum of squared weights - 1 / n). A gamma distribution with these moments gives the
@@ -392,6 +444,7 @@ class Calibration:
         squares: (n,) squared leave-one-out residuals; zero for examples that do not count.
         supported: (n,) one for examples whose squares count, zero for others: for classes, those unlike any other
             example do not count.
+        usual: leverage above which leverages count, if distances of features count too.
         leverages: leverages of some training examples around which labels agree, each left out, as returned by
             `remoteness`, ascending.
         probabilities: the network's probabilities for its own answers to the same examples, each left out if all
@@ -400,12 +453,15 @@ class Calibration:
         mean: mean of the squares.
         variance: variance of the squares.
         examples: number of squares that count.
-        averages: (s,) averages around some training examples, ascending.
-        expected: (s,) squares expected there, ascending.
-        limit: squared noise above which labels are called noisy: 1.5 times the mean; for classes twice the mean of the
+        nearby: squares expected for averages around an input.
+        answered: squares expected for ambiguities of the network's answers.
+        limit: squares above which labels are called noisy: 1.5 times the mean; for classes twice the mean of the
             expected squares, at least .1, and at most the larger of .5 and one minus that mean.
+        noise_limit: the same limit for `Explanation.noise`; with probabilities of classes from its own mean.
         codes: target values for other classes and for the class itself; `None` without classes, where squares do not
             measure how often two labels differ.
+        probabilistic: whether the network's answers are probabilities of classes, and count for the noise. Those of
+            trees do not: their splits have learned the labels.
         unit: unit of the residuals of a regression; squares are in its square.
         effective: median effective number of examples in the averages around training examples.
         notes: what is approximated, or left out.
@@ -415,16 +471,19 @@ class Calibration:
     distance: FeatureDistance | None
     squares: Tensor
     supported: Tensor
+    usual: float
     leverages: Tensor
     probabilities: Tensor
     ordinary: float
     mean: float
     variance: float
     examples: int
-    averages: Tensor
-    expected: Tensor
+    nearby: Expected
+    answered: Expected
     limit: float
+    noise_limit: float
     codes: tuple[float, float] | None
+    probabilistic: bool
     unit: float = 1.0
     effective: float = 1.0
     notes: tuple[str, ...] = ()
@@ -445,7 +504,7 @@ class Calibration:
         """
         codes = class_codes(fitted)
         classes = codes is not None
-        neighbours, sure, known = Neighbours.of(fitted, codes, quick)
+        neighbours, answers, known = Neighbours.of(fitted, codes, quick)
         counted = fitted.counted
         largest_residual = float(fitted.residuals[counted].abs().max()) if bool(counted.any()) else 0.0
         unit = 1.0 if classes or largest_residual == 0 else largest_residual
@@ -472,21 +531,26 @@ class Calibration:
             many = torch.bincount(labels[counted])[labels[index]] > NEAREST_LABELS
             own = torch.where(held_out.isfinite() & many, held_out, own)
         usable = supported[index].nonzero().squeeze(1)
-        order = usable[around[usable].argsort(stable=True)]
-        expected = isotonic(without_ties(around[order], own[order]))
-        limit = NOISIER_TARGETS * mean
-        if classes:
-            usual = float(own[usable].mean()) if len(usable) else 0.0
-            limit = max(LEAST_DISAGREEMENT, min(NOISIER * usual, max(MOST_DISAGREEMENT, 1.0 - usual)))
-        agreeing = interpolated(around, around[order], expected) <= limit
+        nearby = Expected.of(around[usable], own[usable])
+        disagree = nearby.at(around)
+        limit = _limit_for_classes(own[usable]) if classes else NOISIER_TARGETS * mean
+        noise_limit = limit if classes else unit * limit**0.5
+        probabilistic = fitted.problem.likelihood.has_classes and not neighbours.of_trees
+        ambiguous = answers[index, 1].to(own)
+        answered = Expected.of(ambiguous[usable], own[usable])
+        if probabilistic:
+            both = disagree.clamp_max(1.0) * answered.at(ambiguous).clamp_max(1.0)
+            noise_limit = _limit_for_classes(both[usable].sqrt())
+        agreeing = disagree <= limit
         compared = index[agreeing] if 2 * int(agreeing.sum()) >= len(agreeing) else index
-        leverages, distance, notes = alone[compared], None, neighbours.notes
+        leverages, usual, distance, notes = alone[compared], 0.0, None, neighbours.notes
         if known is not None and bool(counted.any()):
             k, d = max(2, fitted.problem.width), known.features.shape[1]
             if 8 * k * d * d <= FEATURE_SHARE * fitted.problem.budget.limit:
-                distance = FeatureDistance.of(known, counted, compared, leverages, k)
+                distance = FeatureDistance.of(known, counted, compared, k)
                 these = LastFeatures(known.features[compared], known.predicted[compared])
-                leverages = leverages * distance.beyond_usual(these, compared).to(leverages)
+                usual = float(leverages.quantile(USUAL)) if len(leverages) else 0.0
+                leverages = leverages.clamp_min(usual) * distance.beyond_usual(these, compared).to(leverages)
             else:
                 notes += ("Inputs are not compared with those of the same answer: that would take too much memory.",)
         leverages = leverages.sort().values
@@ -495,20 +559,33 @@ class Calibration:
             distance=distance,
             squares=squares,
             supported=supported.to(squares.dtype),
+            usual=usual,
             leverages=leverages,
-            probabilities=sure[compared].sort().values,
+            probabilities=answers[compared, 0].sort().values,
             ordinary=max(float(leverages.median()), torch.finfo(leverages.dtype).tiny) if len(leverages) else 1.0,
             mean=mean,
             variance=float(some.var()) if len(some) > 1 else 0.0,
             examples=len(some),
-            averages=around[order],
-            expected=expected,
+            nearby=nearby,
+            answered=answered,
             limit=limit,
+            noise_limit=noise_limit,
             codes=codes,
+            probabilistic=probabilistic,
             unit=unit,
             effective=float(several.median()) if len(several) else 1.0,
             notes=notes,
         )
+
+    def in_unit(self, square: Tensor) -> Tensor:
+        """Squares as they are shown: how often two labels differ, or the standard deviation of targets."""
+        return square if self.classes else self.unit * square.sqrt()
+
+    def noise(self, square: Tensor, ambiguity: Tensor) -> Tensor:
+        """(m,) noise, from expected squares (m,) and the ambiguity of the network's answers (m,)."""
+        if not self.probabilistic:
+            return self.in_unit(square)
+        return (square * self.answered.at(ambiguity).clamp_max(1.0)).sqrt()
 
     @cached_property
     def _forms(self) -> Tensor:
@@ -534,7 +611,7 @@ class Calibration:
         """(m,) leverages times the inputs' distances from the training examples, in units of the usual distance."""
         if self.distance is None or last is None:
             return leverage
-        return leverage * self.distance.beyond_usual(last).to(leverage)
+        return leverage.clamp_min(self.usual) * self.distance.beyond_usual(last).to(leverage)
 
     def scarcity_limit(self, level: float) -> float:
         """The quantile of the training examples' scarcity at this level."""
@@ -576,16 +653,14 @@ class Calibration:
 
     def calibrated(self, average: Tensor) -> Tensor:
         """(m,) squares expected for these averages; at most one for classes."""
-        found = interpolated(average, self.averages, self.expected)
+        found = self.nearby.at(average)
         return found.clamp_max(1.0) if self.classes else found
 
 
-def interpolated(places: Tensor, known: Tensor, values: Tensor) -> Tensor:
-    """(m,) values at places (m,), interpolated linearly between known places (s,), ascending; places if none known."""
-    if not len(known):
-        return places
-    at, ends, found = (some.double().cpu().numpy() for some in (places, known, values))
-    return torch.from_numpy(numpy.interp(at, ends, found)).to(places)
+def _limit_for_classes(values: Tensor) -> float:
+    """The disagreement above which labels of classes are called noisy, from values of training examples."""
+    usual = float(values.mean()) if len(values) else 0.0
+    return max(LEAST_DISAGREEMENT, min(NOISIER * usual, max(MOST_DISAGREEMENT, 1.0 - usual)))
 
 
 def class_codes(fitted: Fitted) -> tuple[float, float] | None:

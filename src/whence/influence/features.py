@@ -7,7 +7,6 @@ examples with its predicted class (`SameClass`), or point in a direction that no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -33,16 +32,13 @@ COMPARED_DIRECTIONS = 2000
 digits, MNIST, Fashion-MNIST and CIFAR-10, five times as many give the same AUROC for missing classes within .01."""
 
 FEW_FEATURES = 16
-"""With this many features, the exponent of the distance between directions is at most one half."""
+"""With this many features, the exponent of the distance between directions is one half."""
 
 NEAREST_DIRECTIONS = 5
 """Number of training examples with the nearest directions over which distances are averaged."""
 
 COMPARED_AT_ONCE = 2**24
 """Pairs of inputs and training examples that are compared at once."""
-
-USUAL = 0.8
-"""Distances from training examples with the same predicted class count only beyond this quantile of them."""
 
 NEAREST = 0.25
 """Smallest distance between directions in units of the usual one, for inputs that point exactly like an example."""
@@ -111,65 +107,53 @@ class FeatureDistance:
     """Distances of features from those of the training examples, in units of the usual distance among these.
 
     The product of two distances. The first is that from the examples with the same predicted class, the root of a
-    leverage (`SameClass`), relative to the distance within which four in five training examples lie, and at least one.
-    The second is that from the nearest directions of all examples (`NearestDirection`), relative to the median of
-    training examples. It is raised to a power of at most one, so that it scatters no more among the training examples
-    than their leverages do. Directions of few features d say little, so the power is at most d / (d + 16).
+    leverage (`SameClass`). The second is that from the nearest directions of all examples (`NearestDirection`). Each is
+    divided by the median of the training examples, each left out. Directions of few features d say little, so the
+    second is raised to the power d / (d + 16).
 
     Examples:
         >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
         >>> known = LastFeatures(features, torch.tensor([0, 0, 1, 1]))
-        >>> leverages = torch.tensor([0.5, 1.0, 0.5, 1.0])
-        >>> far = FeatureDistance.of(known, torch.tensor([True] * 4), torch.arange(4), leverages, 2)
+        >>> far = FeatureDistance.of(known, torch.tensor([True] * 4), torch.arange(4), 2)
         >>> asked = LastFeatures(torch.tensor([[1.0, 0.05], [2.0, 1.9]]), torch.tensor([0, 0]))
         >>> [round(one, 1) for one in far.beyond_usual(asked).tolist()]
-        [1.0, 10.4]
+        [0.1, 10.7]
     """
 
     same_class: SameClass
     nearest: NearestDirection
-    usual: float  # distance from the same predicted class within which four in five training examples lie
-    usual_angle: float  # median distance of training examples from the nearest other directions
-    power: float  # exponent of distances between directions
+    usual: float = 1.0  # median distance of training examples from others with the same predicted class
+    usual_angle: float = 1.0  # median distance of training examples from the nearest other directions
+    power: float = 0.0  # exponent of distances between directions
 
     @classmethod
-    def of(cls, known: LastFeatures, counted: Tensor, compared: Tensor, leverages: Tensor, k: int) -> FeatureDistance:
+    def of(cls, known: LastFeatures, counted: Tensor, compared: Tensor, k: int) -> FeatureDistance:
         """Compute it from the training examples.
 
         Args:
             known: features and predicted classes of all examples.
             counted: (n,) which of them count.
             compared: (s,) the examples whose distances from the others define the usual distance.
-            leverages: (s,) their leverages, each left out.
             k: number of classes.
         """
-        found = cls(SameClass.of(known, counted, k), NearestDirection.of(known.features, counted), 1.0, 1.0, 0.0)
+        same_class = SameClass.of(known, counted, k)
+        found = cls(same_class, NearestDirection.of(known.features, counted, same_class))
         if not len(compared):
             return found
         own = LastFeatures(known.features[compared], known.predicted[compared])
-        found = replace(found, usual=float(found.same_class.leverages_without(own).sqrt().quantile(USUAL)))
-        angles, remote = found.nearest.distances(own.features, compared), leverages * found.beyond_usual(own, compared)
-        usual_angle, scatter = float(angles.nanmedian()), _scatter(angles)
-        if not usual_angle > 0 or not scatter > 0:  # one feature only, or mostly copies
-            return found
-        d = known.features.shape[1]
-        power = d / (d + FEW_FEATURES) * min(1.0, _scatter(remote) / scatter)
-        return replace(found, usual_angle=usual_angle, power=power)
+        usual = float(same_class.leverages_without(own).sqrt().median())
+        usual_angle, d = float(found.nearest.distances(own.features, compared).nanmedian()), known.features.shape[1]
+        power = d / (d + FEW_FEATURES) if usual_angle > 0 else 0.0  # zero for one feature only, or mostly copies
+        return replace(found, usual=usual, usual_angle=usual_angle, power=power)
 
     def beyond_usual(self, asked: LastFeatures, own: Tensor | None = None) -> Tensor:
         """(m,) distances of inputs over the usual one. If they are training examples `own`, each without itself."""
         leverages = self.same_class.leverages(asked) if own is None else self.same_class.leverages_without(asked)
-        found = (leverages.sqrt() / self.usual).clamp_min(1.0)
+        found = leverages.sqrt() / self.usual
         if self.power > 0:
             angles = self.nearest.distances(asked.features, own) / self.usual_angle
             found = found * angles.clamp_min(NEAREST).to(found) ** self.power
         return found
-
-
-def _scatter(values: Tensor) -> float:
-    """The logarithm of the 95 % quantile of positive values over their median."""
-    middle, large = values.double().quantile(values.new_tensor([0.5, 0.95], dtype=torch.float64)).tolist()
-    return math.log(large / middle) if 0 < middle < large < float("inf") else 0.0
 
 
 @dataclass(frozen=True)
@@ -190,6 +174,7 @@ class SameClass:
     """
 
     means: Tensor  # (k, d)
+    scatter: Tensor  # (d, d) S, and a little along directions in which features do not differ
     roots: Tensor  # (k, d, d) lower triangles L with L L^T = S_c + b S
     counts: Tensor  # (k,) number of examples with each predicted class
 
@@ -206,13 +191,13 @@ class SameClass:
         empty = (counts == 0).unsqueeze(1)
         means = torch.where(empty, features.mean(0), sums / counts.clamp_min(1).unsqueeze(1))
         apart = features - means[predicted]
-        shared = SHARED_SHAPE * d * (apart.T @ apart) / max(1, len(apart))
-        shared.diagonal().add_(LEAST_SCATTER * float(features.square().mean()) or 1.0)
+        scatter = (apart.T @ apart) / max(1, len(apart))
+        scatter.diagonal().add_(LEAST_SCATTER * float(features.square().mean()) or 1.0)
         roots = features.new_empty(k, d, d)
         for c, root in enumerate(roots):
             some = apart[predicted == c]
-            torch.linalg.cholesky(some.T @ some + shared, out=root)
-        return cls(means, roots, counts)
+            torch.linalg.cholesky(some.T @ some + SHARED_SHAPE * d * scatter, out=root)
+        return cls(means, scatter, roots, counts)
 
     def leverages(self, asked: LastFeatures) -> Tensor:
         """(m,) leverages of features with their predicted classes."""
@@ -232,30 +217,43 @@ class SameClass:
 
 @dataclass(frozen=True)
 class NearestDirection:
-    """Directions of the features of some training examples.
+    """Directions in which the features of some training examples lie, seen from the mean of all.
 
     In networks trained for long, the length of the features says how sure the network is, and their direction what it
-    sees. An input of a class that is missing from the training set may be near the origin, within the scatter of every
-    class, and still point in a direction that no training example has. The distance is the mean chord between unit
-    vectors, over the few nearest.
+    sees. An input of a class that is missing from the training set may be near the mean, within the scatter of every
+    class, and still lie in a direction in which no training example lies. Features scatter widely along directions that
+    say little, so they are whitened first by S + mean(diagonal of S) for the scatter S within predicted classes. The
+    distance is the mean chord between unit vectors, over the few nearest.
 
     Examples:
-        >>> known = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
-        >>> nearest = NearestDirection.of(known, torch.tensor([True, True, True]))
-        >>> [round(one, 3) for one in nearest.distances(torch.tensor([[5.0, 0.0], [1.0, 1.0]])).tolist()]
-        [0.471, 0.765]
-        >>> [round(one, 3) for one in nearest.distances(known, own=torch.arange(3)).tolist()]  # each without itself
-        [0.707, 0.707, 1.414]
+        >>> known = LastFeatures(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 0, 1]))
+        >>> counted = torch.tensor([True, True, True])
+        >>> nearest = NearestDirection.of(known.features, counted, SameClass.of(known, counted, 2))
+        >>> [round(one, 2) for one in nearest.distances(torch.tensor([[2.0, -1.0], [9.0, 9.0]])).tolist()]
+        [0.84, 1.48]
+        >>> [round(one, 2) for one in nearest.distances(known.features, own=torch.arange(3)).tolist()]  # without itself
+        [1.25, 1.25, 1.98]
     """
 
-    directions: Tensor  # (r, d) features of training examples, scaled to length one
+    center: Tensor  # (d,) mean of the features
+    root: Tensor  # (d, d) lower triangle that whitens them
+    directions: Tensor  # (r, d) whitened features of training examples, scaled to length one
     examples: Tensor  # (r,) which training examples these are, ascending
 
     @classmethod
-    def of(cls, features: Tensor, counted: Tensor) -> NearestDirection:
-        """From features (n, d) of the training examples, using those that count (n,)."""
+    def of(cls, features: Tensor, counted: Tensor, same_class: SameClass) -> NearestDirection:
+        """From features (n, d) of the training examples, using those that count (n,), and their scatter."""
         examples = evenly_spaced(counted.nonzero().squeeze(1), COMPARED_DIRECTIONS)
-        return cls(functional.normalize(features[examples], dim=1), examples)
+        shape = same_class.scatter.clone()
+        shape.diagonal().add_(float(shape.diagonal().mean()))
+        center = features[counted].double().mean(0)
+        found = cls(center, torch.linalg.cholesky(shape), features[:0], examples)
+        return replace(found, directions=found._direction(features[examples]))
+
+    def _direction(self, features: Tensor) -> Tensor:
+        """(m, d) unit vectors from the mean to features (m, d), whitened."""
+        white = torch.linalg.solve_triangular(self.root, (features.double() - self.center).T, upper=False)
+        return functional.normalize(white.T, dim=1).to(features.dtype)
 
     def distances(self, features: Tensor, own: Tensor | None = None) -> Tensor:
         """(m,) distances of features (m, d). If they are training examples `own` (m,), each without itself."""
@@ -263,7 +261,7 @@ class NearestDirection:
         most = min(NEAREST_DIRECTIONS, len(self.examples) - (own is not None))
         step = max(1, COMPARED_AT_ONCE // max(1, len(self.examples)))
         for low in range(0, len(features), step):
-            unit = functional.normalize(features[low : low + step], dim=1)
+            unit = self._direction(features[low : low + step])
             cosines = unit @ self.directions.T
             if own is not None:
                 cosines.masked_fill_(own[low : low + step].unsqueeze(1) == self.examples, -2.0)

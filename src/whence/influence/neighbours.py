@@ -80,8 +80,9 @@ class Neighbours:
     ) -> tuple[Neighbours, Tensor, LastFeatures | None]:
         """Compute them in one pass over the training data, within `using_model`.
 
-        Also returns the network's probabilities (n,) for its own answers, and the features of its last layer with these
-        answers; the latter is `None` without classes or without such a layer.
+        Also returns (n, 2) the network's probabilities for its own answers and how often two labels drawn from its
+        probabilities differ, and the features of its last layer with these answers; the latter is `None` without
+        classes or without such a layer.
 
         Args:
             fitted: the fit.
@@ -111,7 +112,7 @@ class Neighbours:
             rows = torch.where(counted[these].reshape(-1, 1, 1), rows, 0.0)
             flat = rows.flatten(0, 1).double()
             moments += flat.T @ flat
-            found.append((rows, predicted_probability(fitted, outputs, codes, these)[0], left))
+            found.append((rows, torch.stack(predicted_probability(fitted, outputs, codes, these), 1), left))
             last.append(LastFeatures.of(fitted, outputs, given, codes))
         if seen != problem.n:
             raise partial_data_error()
@@ -150,9 +151,9 @@ class Neighbours:
             left_out = torch.cat([some for _, _, some in found if some is not None])
             rest = _own_leverage(white, torch.where(counted.unsqueeze(1), left_out, 0.0), gradients, ridge)
         white = white if rest is None else _with_rest(white, rest)
-        sure = torch.cat([probability for _, probability, _ in found]) if found else torch.empty(0)
+        answers = torch.cat([some for _, some, _ in found]) if found else torch.empty(0, 2)
         together = LastFeatures.joined(last, int(FEATURE_SHARE * problem.budget.limit / item))
-        return cls(features, directions, classes, leading, whitening, white, outside, tuple(notes)), sure, together
+        return cls(features, directions, classes, leading, whitening, white, outside, tuple(notes)), answers, together
 
     def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
         """(m, c, r) whitened gradients, whose inner products are leverages and alignments.
@@ -163,6 +164,11 @@ class Neighbours:
         rows, outputs, rest, given = prediction_gradients(fitted, inputs, *how)
         white = times_lower(rows.to(self.whitening.dtype), self.whitening).to(fitted.problem.dtype)
         return white if rest is None else _with_rest(white, rest / self.outside), outputs, given
+
+    @property
+    def of_trees(self) -> bool:
+        """Whether the gradients are those of trees with respect to their leaves."""
+        return isinstance(self.features, LeafFeatures)
 
     def leverages(self) -> Tensor:
         """(n,) leverage of each training example, the mean over the directions of its outputs."""
