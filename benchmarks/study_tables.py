@@ -26,7 +26,7 @@ def datamodeling(record: Row) -> str:
         parts.append(
             f"**{case}**: {first['network']}, {first['n']:,} examples, {first['epochs']} epochs, {first['halves']} "
             f"random halves, {first['test']} test points, draws {seeds}; accuracy "
-            f"{mean(row['accuracy'] for row in rows):.3f}."
+            f"{mean(row['accuracy'] for row in rows):.3f}.{stopped(rows)}"
         )
         columns = {"mean | every draw": "score"}
         if "documents" in first:
@@ -35,13 +35,21 @@ def datamodeling(record: Row) -> str:
                 "without one review: mean | every draw": "documents",
             }
         lines: dict[str, list[str]] = {name: [name] for row in rows for name in row["score"]}
-        for key in columns.values():
+        for key in columns.values() if lines else ():
             found = {name: [row[key][name] for row in rows if name in row[key]] for name in lines}
             best = max(mean(values) for values in found.values())
             for name, values in found.items():
                 lines[name] += [bold(mean(values), best), draws(values)]
         parts.append(table(" | ".join(["method", *columns]), lines.values()))
     return "\n\n".join(parts)
+
+
+def stopped(rows: Iterable[Row]) -> str:
+    """A sentence for every run that was stopped before its end."""
+    found = [
+        f" Draw {row['seed']} was stopped without {', '.join(row['missing'])}." for row in rows if "missing" in row
+    ]
+    return "".join(found)
 
 
 def bold(value: float, best: float) -> str:

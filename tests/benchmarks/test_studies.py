@@ -168,3 +168,47 @@ def test_datamodeling_of_texts_leaves_reviews_out(monkeypatch: pytest.MonkeyPatc
 
 
 SMALL_GPT = ("ekfac", "sketch:size=32")
+
+
+def test_gradients_layer_by_layer_are_those_of_examples(generator: torch.Generator) -> None:
+    from benchmarks import networks, trak
+
+    network = networks.resnet9(3, width=2).double().eval()
+    with torch.no_grad():
+        for value in network.state_dict().values():
+            if value.is_floating_point():
+                value.add_(0.3 * torch.rand(value.shape, generator=generator, dtype=torch.float64))
+    inputs = torch.randn(4, 3, 32, 32, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([0, 2, 1, 1])
+    assert all(map(trak.simple, network.modules()))
+    found, wanted = (one(network, inputs, labels) for one in (trak.by_layers, trak.by_examples))
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value)
+    assert not trak.simple(nn.Conv2d(2, 2, 3, groups=2))
+    assert not trak.simple(nn.ReLU(inplace=True))
+    assert not trak.simple(nn.LayerNorm(3))
+
+
+def test_a_stopped_run_leaves_what_it_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from benchmarks.merge_records import merged
+
+    from benchmarks import datamodeling, study_tables
+
+    small = ("--cases", "digits", "--tiny", "--seeds", "0", "--halves", "3", "--checkpoints", "1")
+    complete = run("datamodeling", monkeypatch, tmp_path / "whole.json", *small, "--structures", "exact")
+    assert "missing" not in complete["rows"][0]
+
+    def stops(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(datamodeling.trak, "running_scores", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run("datamodeling", monkeypatch, tmp_path / "d.json", *small, "--structures", "exact")
+    record = json.loads((tmp_path / "d.json").read_text())
+    (row,) = record["rows"]
+    assert {"whence exact, attribute", "whence exact, what_if"} <= row["score"].keys()
+    assert row["missing"] == ["TRAK of 1", *(f"kronfluence EK-FAC, {name}" for name in datamodeling.DAMPINGS)]
+    assert "Draw 0 was stopped without TRAK of 1, kronfluence" in study_tables.datamodeling(record)
+    assert merged([complete, record])["rows"] == complete["rows"]
+    assert merged([record, complete])["rows"] == complete["rows"]
