@@ -209,6 +209,44 @@ def test_a_stopped_run_leaves_what_it_found(monkeypatch: pytest.MonkeyPatch, tmp
     (row,) = record["rows"]
     assert {"whence exact, attribute", "whence exact, what_if"} <= row["score"].keys()
     assert row["missing"] == ["TRAK of 1", *(f"kronfluence EK-FAC, {name}" for name in datamodeling.DAMPINGS)]
-    assert "Draw 0 was stopped without TRAK of 1, kronfluence" in study_tables.datamodeling(record)
+    assert "digits, seed 0, was stopped without TRAK of 1, kronfluence" in study_tables.datamodeling(record)
     assert merged([complete, record])["rows"] == complete["rows"]
     assert merged([record, complete])["rows"] == complete["rows"]
+
+
+def test_people_keeps_every_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Stopped in its cross-validation, which comes last."""
+    from benchmarks.data import random_images
+
+    from benchmarks import people, study_tables
+
+    draw = torch.Generator().manual_seed(0)
+    said = {name: torch.randint(10, (400,), generator=draw) for name in ("aggregate", "worst")}
+    shares = torch.rand(200, 10, generator=draw, dtype=torch.float64)
+    monkeypatch.setattr(people, "read_cifar", lambda folder, most: random_images(400, 200, (3, 32, 32)))
+    monkeypatch.setattr(people, "people", lambda folder, n, m: (said, shares / shares.sum(1, keepdim=True)))
+    small = ("--data", str(tmp_path), "--tiny", "--labels", "worst", "--epochs", "1", "--structure", "sketch:size=16")
+    record = run("people", monkeypatch, tmp_path / "p.json", *small)
+    (whole,) = record["rows"]
+    assert "missing" not in whole
+    assert sum(one["points"] for one in whole["verdicts"].values()) == 200
+    assert "was stopped" not in study_tables.people(record)
+
+    def stops(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(people, "cross_validated", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run("people", monkeypatch, tmp_path / "s.json", *small, "--folds", "2")
+    record = json.loads((tmp_path / "s.json").read_text())
+    (row,) = record["rows"]
+    assert row["missing"] == ["cross-validation"]
+    assert row["auroc_wrong"].keys() == whole["auroc_wrong"].keys()
+    assert row["spearman_people"].keys() == whole["spearman_people"].keys()
+    assert "worst, seed 300, was stopped without cross-validation." in study_tables.people(record)
+    monkeypatch.setattr(people, "label_scores", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run("people", monkeypatch, tmp_path / "t.json", *small)
+    record = json.loads((tmp_path / "t.json").read_text())
+    assert record["rows"][0]["missing"] == ["label scores", "verdicts", "doubt scores"]
+    assert "was stopped without label scores, verdicts, doubt scores." in study_tables.people(record)
