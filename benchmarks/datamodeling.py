@@ -8,6 +8,9 @@ over the halves; the score is its mean over test points. Beside `attribute` (the
 out, summed) and `what_if` (these examples left out together): TRAK from one network and from ten, and EK-FAC influence
 by kronfluence. `--tiny` is a trial of a minute.
 
+The record is saved after every method. The row of a run that was stopped names the methods it lacks under `missing`,
+which a complete row does not have.
+
 `cifar-2` has the images, sizes and training of dattri: cats and dogs, gradient descent with momentum, no augmentation.
 
 `reviews` is a small GPT, trained from scratch on parts of 32 words of 50 film reviews, and asked for the loss of one
@@ -20,8 +23,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +49,9 @@ HALVES = 50
 MEMORY = 24 * 2**30
 """Bytes that a fit may take, so that several studies share a machine."""
 CHECKPOINTS = 10
+SUMMED, KRONFLUENCE = "attribute, loss of the summed change", "kronfluence EK-FAC"
+ASKED = 100
+"""Test points whose pulls are computed at once."""
 DAMPINGS: dict[str, float | None] = {"default damping 1e-8": 1e-8, "its own rule": None}
 """Of kronfluence: what it takes if not told, and a tenth of the mean eigenvalue, which its authors suggest."""
 
@@ -240,7 +248,8 @@ def from_scores(helpful: Tensor, kept: Tensor) -> Tensor:
 
 def by_pulls(tracer: whence.Tracer, task: Drawn, kept: Tensor) -> dict[str, Tensor]:
     """From `attribute`: pulls f - f_(-i) of all examples; the loss to first order, and that at the summed change."""
-    left_out, asked = (~kept).double(), list(zip(task.tests.split(25), task.answers.split(25), strict=True))
+    some = ASKED if task.documents is None else 25
+    left_out, asked = (~kept).double(), list(zip(task.tests.split(some), task.answers.split(some), strict=True))
     losses = in_order([tracer.attribute(some, top=len(task.inputs), loss=True) for some in asked]).squeeze(2)
     found = {"attribute": -(left_out @ losses.T)}
     if task.documents is None:
@@ -248,7 +257,7 @@ def by_pulls(tracer: whence.Tracer, task: Drawn, kept: Tensor) -> dict[str, Tens
         outputs = tracer.predict(list(task.tests.split(500))).mean.cpu().double()
         answers, change = task.answers.cpu(), -torch.einsum("sn,mnk->smk", left_out, pull)
         after = [F.cross_entropy(outputs + one, answers, reduction="none") for one in change]
-        found["attribute, loss of the summed change"] = torch.stack(after)
+        found[SUMMED] = torch.stack(after)
     return found
 
 
@@ -271,9 +280,22 @@ def by_what_if(tracer: whence.Tracer, task: Drawn, kept: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def by_whence(case: Case, network: nn.Module, task: Drawn, kept: Tensor) -> dict[str, Tensor]:
+Foreseen = dict[str, Any]
+"""By method, losses (halves, m) up to order; or why there are none."""
+Stages = Iterator[tuple[str, Foreseen]]
+"""What was done last, and what came of it."""
+
+
+def attempted(name: str, work: Callable[[], Tensor]) -> Foreseen:
+    """What a method foresees; or why it does not."""
+    try:
+        return {name: work()}
+    except (whence.WhenceError, RuntimeError) as error:
+        return {name: failed(error)}
+
+
+def by_whence(case: Case, network: nn.Module, task: Drawn, kept: Tensor) -> Stages:
     """Every structure."""
-    found = {}
     for text in case.structures:
         settings = options(text)
         if task.documents is not None:  # those that kronfluence looks at
@@ -286,10 +308,18 @@ def by_whence(case: Case, network: nn.Module, task: Drawn, kept: Tensor) -> dict
             execution=whence.Execution(max_memory=MEMORY),
             **settings,
         )
-        found.update({f"whence {text}, {name}": values for name, values in by_pulls(tracer, task, kept).items()})
-        if case.what_if and not text.startswith("ekfac"):
-            found[f"whence {text}, what_if"] = by_what_if(tracer, task, kept)
-    return found
+        yield f"whence {text}, fit", {}
+        pulls = by_pulls(tracer, task, kept)
+        yield f"whence {text}, attribute", {f"whence {text}, {name}": values for name, values in pulls.items()}
+        if asks_what_if(case, text):
+            name = f"whence {text}, what_if"
+            yield name, attempted(name, partial(by_what_if, tracer, task, kept))
+        del tracer  # the next one needs its memory
+
+
+def asks_what_if(case: Case, structure: str) -> bool:
+    """Whether halves are left out together: approximate leverages cannot."""
+    return case.what_if and not structure.startswith("ekfac")
 
 
 def linear_weights(network: nn.Module) -> list[str]:
@@ -300,27 +330,66 @@ def linear_weights(network: nn.Module) -> list[str]:
 
 def by_peers(
     case: Case, checkpoints: list[nn.Module], task: Drawn, kept: Tensor, seed: int, dampings: Sequence[str]
-) -> dict[str, Any]:
+) -> Stages:
     """TRAK and kronfluence; or why they did not run."""
     known, asked = (task.inputs, task.labels), (task.tests, task.answers)
-    found: dict[str, Any] = {}
-    for count in dict.fromkeys((1, len(checkpoints))) if task.documents is None else ():
-        found[f"TRAK of {count}"] = from_scores(trak.scores(checkpoints[:count], known, asked, case.projection), kept)
+    if task.documents is None:
+        for count, helpful in enumerate(trak.running_scores(checkpoints, known, asked, case.projection), 1):
+            if count in (1, len(checkpoints)):
+                yield f"TRAK of {count}", {f"TRAK of {count}": from_scores(helpful, kept)}
+    found: Foreseen = {}
     try:
         pairs = influences.pairwise_influences(
             checkpoints[0], known, asked, {name: DAMPINGS[name] for name in dampings}, seed
         )
-        found.update({f"kronfluence EK-FAC, {name}": from_scores(each.cpu(), kept) for name, each in pairs.items()})
+        found.update({f"{KRONFLUENCE}, {name}": from_scores(each.cpu(), kept) for name, each in pairs.items()})
     except Exception as error:  # a peer that fails is part of the result
-        found["kronfluence EK-FAC"] = failed(error)
-    return found
+        found[KRONFLUENCE] = failed(error)
+    yield KRONFLUENCE, found
+
+
+def methods(case: Case, task: Drawn, checkpoints: int, dampings: Sequence[str]) -> list[str]:
+    """All that a complete row has."""
+    found = []
+    for text in case.structures:
+        found.append(f"whence {text}, attribute")
+        if task.documents is None:
+            found.append(f"whence {text}, {SUMMED}")
+        if asks_what_if(case, text):
+            found.append(f"whence {text}, what_if")
+    if task.documents is None:
+        found += [f"TRAK of {count}" for count in dict.fromkeys((1, checkpoints))]
+    return [*found, *(f"{KRONFLUENCE}, {name}" for name in dampings)]
+
+
+class Watch:
+    """Says what was done, and how long it took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def done(self, stage: str) -> None:
+        """Note the seconds since the last stage."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.seconds[stage] = round(now - self.last, 1)
+        self.last = now
+        say(f"{stage}: {self.seconds[stage]} s")
 
 
 def run(
-    case: Case, task: Drawn, seed: int, count: int, checkpoints: int, dampings: Sequence[str] = tuple(DAMPINGS)
+    case: Case,
+    task: Drawn,
+    seed: int,
+    count: int,
+    checkpoints: int,
+    dampings: Sequence[str] = tuple(DAMPINGS),
+    keep: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
-    """Train, retrain, foresee, compare."""
-    start = time.perf_counter()
+    """Train, retrain, foresee, compare; `keep` gets the row as it is after every method."""
+    watch = Watch()
     classes, device = len(case.classes) or task.classes, task.inputs.device
     kept = halves(len(task.inputs), count, seed)
     seeds = [1000 * seed + 100 + at for at in range(count)]
@@ -328,30 +397,46 @@ def run(
         without = task.documents != task.documents.unique().unsqueeze(1)
         kept, seeds = torch.cat([kept, without]), seeds + len(without) * [1000 * seed]
     members = [train_on(case, classes, task.inputs, task.labels, 1000 * seed + at) for at in range(checkpoints)]
+    watch.done("training")
     losses = []
     for half, each in zip(kept, seeds, strict=True):
         some = task.part(half.nonzero().squeeze(1).to(device))
         losses.append(test_losses(train_on(case, classes, *some, each), task))
     true = torch.stack(losses)
-    retrained = time.perf_counter()
-    foreseen: dict[str, Any] = by_whence(case, members[0], task, kept)
-    ours = time.perf_counter()
-    foreseen.update(by_peers(case, members, task, kept, seed, dampings))
+    watch.done("retraining")
     right = torch.cat([members[0](some).argmax(-1) for some in task.tests.split(500)]) == task.answers
-    known = {name: value for name, value in foreseen.items() if isinstance(value, Tensor)}
-    row = {
+    row: dict[str, Any] = {
         "n": len(task.inputs),
         "test": len(task.tests),
         "halves": count,
         "accuracy": float(right.double().mean()),
-        "score": {name: score(value[:count], true[:count]) for name, value in known.items()},
-        "did_not_run": {name: value["failed"] for name, value in foreseen.items() if name not in known},
-        "retraining_s": round(retrained - start, 1),
-        "whence_s": round(ours - retrained, 1),
-        "attribution_s": round(time.perf_counter() - retrained, 1),
+        "score": {},
+        "did_not_run": {},
+        "missing": methods(case, task, checkpoints, dampings),
+        "seconds": watch.seconds,
     }
     if task.documents is not None:
-        row["documents"] = {name: score(value[count:], true[count:]) for name, value in known.items()}
+        row["documents"] = {}
+    keep(row)
+    for stage, foreseen in chain(
+        by_whence(case, members[0], task, kept), by_peers(case, members, task, kept, seed, dampings)
+    ):
+        for name, value in foreseen.items():
+            if not isinstance(value, Tensor):
+                row["did_not_run"][name] = value["failed"]
+                continue
+            row["score"][name] = score(value[:count], true[:count])
+            if task.documents is not None:
+                row["documents"][name] = score(value[count:], true[count:])
+        row["missing"] = [name for name in row["missing"] if not {name, name.partition(",")[0]} & foreseen.keys()]
+        watch.done(stage)
+        keep(row)
+    del row["missing"]
+    spent = list(watch.seconds.items())
+    row["retraining_s"] = round(sum(seconds for _, seconds in spent[:2]), 1)
+    row["whence_s"] = round(sum(seconds for name, seconds in spent if name.startswith("whence")), 1)
+    row["attribution_s"] = round(sum(seconds for _, seconds in spent[2:]), 1)
+    keep(row)
     return row
 
 
@@ -392,10 +477,15 @@ def main() -> None:
             case = replace(case, **{**TINY, **SMALLER.get(case.data, {})})
         case = replace(case, structures=tuple(given.structures or case.structures))
         for seed in given.seeds:
-            row = run(case, task_of(case, given, seed), seed, given.halves, given.checkpoints, given.dampings)
             about = {"case": name, "seed": seed, "network": case.describe, "epochs": case.epochs}
-            put(record, {**about, "checkpoints": given.checkpoints, **row}, ("case", "seed"))
-            save(given.out, record)
+            about["checkpoints"] = given.checkpoints
+
+            def keep(row: dict[str, Any], about: dict[str, Any] = about) -> None:
+                put(record, {**about, **row}, ("case", "seed"))
+                save(given.out, record)
+
+            task = task_of(case, given, seed)
+            row = run(case, task, seed, given.halves, given.checkpoints, given.dampings, keep)
             say(name, seed, {key: round(value, 3) for key, value in row["score"].items()})
             say({key: round(value, 3) for key, value in row.get("documents", {}).items()})
             say(row["did_not_run"], row["accuracy"], row["retraining_s"], row["attribution_s"])

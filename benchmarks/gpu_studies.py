@@ -21,6 +21,11 @@ from pathlib import Path
 
 from .record import say
 
+MEMORY = 110
+"""GiB of the GPU that the fits of all processes may take together."""
+SHARING = ("benchmarks.verdicts", "benchmarks.people")
+"""Modules that are told how much of it is theirs."""
+
 
 @dataclass(frozen=True)
 class Study:
@@ -65,7 +70,7 @@ def disentanglement(seed: int) -> Study:
         f"disentanglement-{seed}",
         "whence_paper.disentanglement.experiment",
         told,
-        240,
+        100,
         (*told, "--size", "100", "--epochs", "1"),
     )
 
@@ -81,7 +86,7 @@ STUDIES: dict[str, list[Study]] = {
     "people": [
         people("aggregate", 310, 5, 170),
         people("worst", 310, 5, 170),
-        *(people(labels, seed, 0, 90) for seed in (311, 312) for labels in ("aggregate", "worst")),
+        *(people(labels, seed, 0, 70) for seed in (311, 312) for labels in ("aggregate", "worst")),
     ],
     "disentanglement": [disentanglement(seed) for seed in range(5)],
     "datamodeling": [
@@ -89,7 +94,7 @@ STUDIES: dict[str, list[Study]] = {
             "datamodeling",
             "benchmarks.datamodeling",
             ("--cases", "cifar-2", "--seeds", "300", "--checkpoints", "5", "--dampings", "its own rule"),
-            240,
+            200,
             ("--cases", "cifar-2", "--seeds", "300", "--checkpoints", "2", "--halves", "4", "--tiny"),
         )
     ],
@@ -128,6 +133,8 @@ def command(study: Study, given: argparse.Namespace) -> list[str]:
     if study.module.startswith("benchmarks."):
         record = ("--out", str(given.work / f"{study.name}.json"))
     told = study.small if given.tiny else study.options
+    if study.module in SHARING:
+        told = (*told, "--memory", str(MEMORY // given.at_once))
     return [sys.executable, "-m", study.module, "--data", str(given.data), "--device", given.device, *record, *told]
 
 

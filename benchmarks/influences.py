@@ -129,7 +129,7 @@ def pairwise_influences(
                 factors_name=FACTORS,
                 query_dataset=test,
                 train_dataset=train,
-                per_device_query_batch_size=50,
+                per_device_query_batch_size=250 if known[0].is_cuda else 50,  # each needs a pass over the training set
                 per_device_train_batch_size=500,
                 score_args=ScoreArguments(damping_factor=damping),
                 overwrite_output_dir=True,

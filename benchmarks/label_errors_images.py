@@ -84,7 +84,7 @@ def run_draw(study: Study, split: Split, seed: int, device: str, peers: bool) ->
             batches(task.inputs, task.labels, 500),
             likelihood="categorical",
             progress=False,
-            execution=whence.Execution(max_memory=MEMORY if device == "cuda" else None),
+            execution=whence.Execution(max_memory=MEMORY * 2**30 if device == "cuda" else None),
             **options(text),
         )
         scores[f"whence {text}"] = places(tracer.suggest(len(task.labels)))

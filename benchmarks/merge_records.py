@@ -4,7 +4,8 @@
     python -m benchmarks.merge_records results/paper/disentanglement.json part.json
 
 The first file is written; if it is there, rows are added to it, in place of those with the same case, seed, loss and
-structure. Records of `whence reproduce` are merged as it does.
+structure. The row of a run that was stopped (it has `missing`) takes no complete row's place. Records of
+`whence reproduce` are merged as it does.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     for part in parts:
         for row in part["rows"]:
             key = tuple(row.get(name) for name in KEYS)
+            if row.get("missing") and key in rows and not rows[key].get("missing"):
+                continue
             rows.pop(key, None)
             rows[key] = row
         commands += [one for one in part.get("commands", [part["command"]]) if one not in commands]

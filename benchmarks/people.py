@@ -8,6 +8,9 @@ network, of both over flipped and shifted copies of each image, of the labels of
 features, and of cleanlab's self-confidence and margin with probabilities from cross-validation of the same network and
 epochs. Which test images do people disagree about: rank correlation of each score with the entropy of some 51 answers,
 and the mean of that entropy for every verdict. `--tiny` is a small network on a few hundred images, to try it out.
+
+The record is saved after every part. The row of a run that was stopped names the parts it lacks under `missing`, which
+a complete row does not have.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from .record import save, say
 from .scores import auroc, ranks, spearman
 from .studied import open_record, options, put
 from .training import augment
-from .verdicts import CASES, Case, execution, trained
+from .verdicts import CASES, MEMORY, Case, at_once, execution, trained
 
 CLASSES = 10
 VIEWS = 8
@@ -167,9 +170,18 @@ def doubt_scores(
 
 
 def run(
-    case: Case, split: Split, said: Tensor, answers: Tensor, seed: int, folds: int, device: str, graphs: bool = True
+    case: Case,
+    split: Split,
+    said: Tensor,
+    answers: Tensor,
+    seed: int,
+    folds: int,
+    device: str,
+    graphs: bool = True,
+    memory: float = MEMORY,
+    keep: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
-    """One network on one set of labels."""
+    """One network on one set of labels; `keep` gets the row as it is after every part."""
     clock = Clock()
     inputs, tests = split.inputs.to(device), split.test_inputs.to(device)
     task = training_task(inputs, said, tests, split.test_labels)
@@ -183,41 +195,57 @@ def run(
         "fit",
         lambda: whence.fit(
             network,
-            batches(inputs, said.to(device), 500),
+            batches(inputs, said.to(device), at_once(device)),
             likelihood="categorical",
             structure=given,
             progress=False,
-            execution=execution(device),
+            execution=execution(device, memory),
         ),
     )
     wrong = said != split.labels[: len(said)]
     known, asked = (answers_and_features(network, some) for some in (inputs, tests))
-    scores = clock.timed("label scores", lambda: label_scores(network, tracer, inputs, said, known))
-    if folds:
-        p = clock.timed("cross-validation", lambda: cross_validated(case, task, folds, seed, learn))
-        for name, values in label_quality(p, said).items():
-            scores[f"cleanlab {name}, cross-validated"] = values
-    found = clock.timed("explain", lambda: tracer.explain(list(tests.split(500)), top=5))
-    doubts = entropy(answers)
-    verdicts = {verdict: torch.tensor([one == verdict for one in found.verdicts]) for verdict in VERDICTS}
-    doubtful = clock.timed("doubt scores", lambda: doubt_scores(network, found, said, tests, known, asked))
-    return {
+    row: dict[str, Any] = {
         "n": len(inputs),
         "test": len(tests),
         "wrong_labels": float(wrong.double().mean()),
         "accuracy": float((asked[0].argmax(1).cpu() == split.test_labels).double().mean()),
-        "auroc_wrong": {name: auroc(values.double(), wrong) for name, values in scores.items()},
-        "spearman_people": {name: spearman(values, doubts) for name, values in doubtful.items()},
-        "verdicts": {
-            verdict: {"points": int(which.sum()), "people": float(doubts[which].mean()) if bool(which.any()) else None}
-            for verdict, which in verdicts.items()
-        },
+        "auroc_wrong": {},
+        "spearman_people": {},
+        "verdicts": {},
+        "missing": ["label scores", "verdicts", "doubt scores", *(["cross-validation"] if folds else [])],
         "seconds": clock.seconds,
     }
 
+    def found_out(*parts: str) -> None:
+        row["missing"] = [part for part in row["missing"] if part not in parts]
+        keep(row)
+
+    def judge(scores: dict[str, Tensor]) -> None:
+        row["auroc_wrong"].update({name: auroc(values.double(), wrong) for name, values in scores.items()})
+
+    keep(row)
+    judge(clock.timed("label scores", lambda: label_scores(network, tracer, inputs, said, known)))
+    found_out("label scores")
+    found = clock.timed("explain", lambda: tracer.explain(list(tests.split(at_once(device))), top=5))
+    doubts = entropy(answers)
+    for verdict in VERDICTS:
+        which = torch.tensor([one == verdict for one in found.verdicts])
+        people = float(doubts[which].mean()) if bool(which.any()) else None
+        row["verdicts"][verdict] = {"points": int(which.sum()), "people": people}
+    doubtful = clock.timed("doubt scores", lambda: doubt_scores(network, found, said, tests, known, asked))
+    row["spearman_people"] = {name: spearman(values, doubts) for name, values in doubtful.items()}
+    found_out("verdicts", "doubt scores")
+    if folds:
+        p = clock.timed("cross-validation", lambda: cross_validated(case, task, folds, seed, learn))
+        quality = label_quality(p, said)
+        judge({f"cleanlab {name}, cross-validated": values for name, values in quality.items()})
+    del row["missing"]
+    keep(row)
+    return row
+
 
 class Clock:
-    """Seconds of what is done, by name."""
+    """Seconds of what is done, by name; each is said."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -229,6 +257,7 @@ class Clock:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.seconds[name] = round(time.perf_counter() - start, 2)
+        say(f"{name}: {self.seconds[name]} s")
         return found
 
 
@@ -241,6 +270,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[300])
     parser.add_argument("--folds", type=int, default=0, help="of the cross-validation for cleanlab; 0 for none")
     parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True, help="capture steps on a GPU")
+    parser.add_argument("--memory", type=float, default=MEMORY, help="GiB of a GPU that a fit may take")
     parser.add_argument("--epochs", type=int, default=14)
     parser.add_argument("--batches", type=int, default=5, help="of 10,000 training images each")
     parser.add_argument("--structure", default="sketch:size=1024")
@@ -257,16 +287,21 @@ def main() -> None:
     record = open_record(given.out, given.append)
     for seed in given.seeds:
         for labels in given.labels:
-            row = run(case, split, said[labels], answers, seed, given.folds, given.device, given.graphs)
             about = {
                 "case": labels,
                 "seed": seed,
                 "network": case.describe,
                 "epochs": case.epochs,
                 "folds": given.folds,
+                "structure": case.structure,
             }
-            put(record, {**about, "structure": case.structure, **row}, ("case", "seed", "structure"))
-            save(given.out, record)
+
+            def keep(row: dict[str, Any], about: dict[str, Any] = about) -> None:
+                put(record, {**about, **row}, ("case", "seed", "structure"))
+                save(given.out, record)
+
+            settings = (seed, given.folds, given.device, given.graphs, given.memory)
+            row = run(case, split, said[labels], answers, *settings, keep)
             say(labels, seed, {name: round(value, 3) for name, value in row["auroc_wrong"].items()})
             say({name: round(value, 3) for name, value in row["spearman_people"].items()})
             say(row["verdicts"], f"accuracy {row['accuracy']:.3f}", row["seconds"])

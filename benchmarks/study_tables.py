@@ -26,7 +26,7 @@ def datamodeling(record: Row) -> str:
         parts.append(
             f"**{case}**: {first['network']}, {first['n']:,} examples, {first['epochs']} epochs, {first['halves']} "
             f"random halves, {first['test']} test points, draws {seeds}; accuracy "
-            f"{mean(row['accuracy'] for row in rows):.3f}."
+            f"{mean(row['accuracy'] for row in rows):.3f}.{stopped(rows)}"
         )
         columns = {"mean | every draw": "score"}
         if "documents" in first:
@@ -35,13 +35,22 @@ def datamodeling(record: Row) -> str:
                 "without one review: mean | every draw": "documents",
             }
         lines: dict[str, list[str]] = {name: [name] for row in rows for name in row["score"]}
-        for key in columns.values():
+        for key in columns.values() if lines else ():
             found = {name: [row[key][name] for row in rows if name in row[key]] for name in lines}
             best = max(mean(values) for values in found.values())
             for name, values in found.items():
                 lines[name] += [bold(mean(values), best), draws(values)]
         parts.append(table(" | ".join(["method", *columns]), lines.values()))
     return "\n\n".join(parts)
+
+
+def stopped(rows: Iterable[Row]) -> str:
+    """A sentence for every run that was stopped before its end."""
+    early = (row for row in rows if "missing" in row)
+    return "".join(
+        f" The run of {row['case']}, seed {row['seed']}, was stopped without {', '.join(row['missing'])}."
+        for row in early
+    )
 
 
 def bold(value: float, best: float) -> str:
@@ -89,12 +98,14 @@ def people(record: Row) -> str:
         for (case,), rows in groups.items()
     )
     first = record["rows"][0]
-    parts = [f"{made(record)} {first['network']}, {first['epochs']} epochs, `{first['structure']}`. {about}."]
+    head = f"{made(record)} {first['network']}, {first['epochs']} epochs, `{first['structure']}`. {about}."
+    parts = [head + stopped(record["rows"])]
     for key, words in (("auroc_wrong", "which labels are wrong: AUROC"), ("spearman_people", "rank correlation")):
         names = list(dict.fromkeys(name for row in record["rows"] for name in row[key]))
         lines = [[name, *(every(rows, key, name) for rows in groups.values())] for name in names]
         parts.append(table(" | ".join([words, *(case for (case,) in groups)]), lines))
-    lines = [[verdict, *(asked(rows, verdict) for rows in groups.values())] for verdict in first["verdicts"]]
+    verdicts = dict.fromkeys(verdict for row in record["rows"] for verdict in row["verdicts"])
+    lines = [[verdict, *(asked(rows, verdict) for rows in groups.values())] for verdict in verdicts]
     parts.append(table(" | ".join(["verdict: test images, mean entropy of people", *(c for (c,) in groups)]), lines))
     return "\n\n".join(parts)
 
@@ -106,7 +117,7 @@ def every(rows: Iterable[Row], key: str, name: str) -> str:
 
 def asked(rows: list[Row], verdict: str) -> str:
     """How many images have a verdict, and how far people disagree about them; sums over seeds."""
-    found = [row["verdicts"][verdict] for row in rows]
+    found = [row["verdicts"][verdict] for row in rows if row["verdicts"]]
     points = sum(one["points"] for one in found)
     people = sum(one["points"] * (one["people"] or 0.0) for one in found) / max(points, 1)
     return f"{points:,}, {people:.3f}" if points else "0"

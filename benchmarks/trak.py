@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
 
-AT_ONCE = 50
+AT_ONCE = 100
 
 
 def log_odds(outputs: Tensor, label: Tensor) -> Tensor:
@@ -25,15 +26,73 @@ def log_odds(outputs: Tensor, label: Tensor) -> Tensor:
 
 def gradients(network: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict[str, Tensor]]:
     """Gradients of the log-odds of each example in all weights, some examples at a time."""
+    found = by_layers if inputs.ndim == 4 and all(map(simple, network.modules())) else by_examples
+    for some, said in zip(inputs.split(AT_ONCE), labels.split(AT_ONCE), strict=True):
+        yield found(network, some, said)
+
+
+def by_examples(network: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """For any network."""
     weights = {name: value.detach() for name, value in network.named_parameters()}
     buffers = dict(network.named_buffers())
 
     def output(given: dict[str, Tensor], x: Tensor, label: Tensor) -> Tensor:
         return log_odds(functional_call(network, (given, buffers), (x.unsqueeze(0),))[0], label)
 
-    each = vmap(grad(output), in_dims=(None, 0, 0))
-    for some, said in zip(inputs.split(AT_ONCE), labels.split(AT_ONCE), strict=True):
-        yield each(weights, some, said)
+    found: dict[str, Tensor] = vmap(grad(output), in_dims=(None, 0, 0))(weights, inputs, labels)
+    return found
+
+
+def simple(module: nn.Module) -> bool:
+    """Whether `by_layers` is right for a module: one without weights of its own, or of a kind that it knows."""
+    if getattr(module, "inplace", False):
+        return False
+    if isinstance(module, nn.Conv2d):
+        return module.groups == 1 and not isinstance(module.padding, str) and module.padding_mode == "zeros"
+    known = isinstance(module, nn.Linear) or (isinstance(module, nn.BatchNorm2d) and not module.training)
+    return known or not list(module.parameters(recurse=False))
+
+
+def by_layers(network: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """The same for networks of simple layers: gradients at their outputs, times their inputs. Quicker on a GPU."""
+    seen: list[tuple[str, nn.Module, Tensor, Tensor]] = []
+
+    def watch(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
+        return module.register_forward_hook(
+            lambda module, given, made: seen.append((name, module, given[0].detach(), made))
+        )
+
+    layers = {name: module for name, module in network.named_modules() if list(module.parameters(recurse=False))}
+    hooks = [watch(name, module) for name, module in layers.items()]
+    try:
+        with torch.enable_grad():
+            total = vmap(log_odds)(network(inputs), labels).sum()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    slopes = torch.autograd.grad(total, [made for *_, made in seen])
+    found: dict[str, Tensor] = {}
+    for (name, module, given, _), slope in zip(seen, slopes, strict=True):
+        for own, value in of_layer(module, given, slope).items():
+            key = f"{name}.{own}" if name else own
+            found[key] = found[key] + value if key in found else value
+    return {name: found[name] for name, _ in network.named_parameters()}
+
+
+def of_layer(module: nn.Module, given: Tensor, slope: Tensor) -> dict[str, Tensor]:
+    """Gradients of each example in a layer's weights, from its inputs (n, ...) and the gradients at its outputs."""
+    if isinstance(module, nn.Linear):
+        found = {"weight": slope.unsqueeze(2) * given.unsqueeze(1), "bias": slope}
+    elif isinstance(module, nn.Conv2d):
+        assert not isinstance(module.padding, str)
+        columns = F.unfold(given, module.kernel_size, module.dilation, module.padding, module.stride)
+        weight = (slope.flatten(2) @ columns.mT).reshape(len(given), *module.weight.shape)
+        found = {"weight": weight, "bias": slope.sum((2, 3))}
+    else:
+        assert isinstance(module, nn.BatchNorm2d)
+        standard = F.batch_norm(given, module.running_mean, module.running_var, eps=module.eps)
+        found = {"weight": (slope * standard).sum((2, 3)), "bias": slope.sum((2, 3))}
+    return {name: found[name] for name, _ in module.named_parameters(recurse=False)}
 
 
 def projected(network: nn.Module, inputs: Tensor, labels: Tensor, size: int, seed: int) -> Tensor:
@@ -58,7 +117,15 @@ def surprise(network: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def scores(networks: list[nn.Module], known: tuple[Tensor, Tensor], asked: tuple[Tensor, Tensor], size: int) -> Tensor:
-    """(m, n) how far each training example raises the log-odds of each test example; the mean over checkpoints.
+    """(m, n) how far each training example raises the log-odds of each test example; the mean over checkpoints."""
+    *_, found = running_scores(networks, known, asked, size)
+    return found
+
+
+def running_scores(
+    networks: list[nn.Module], known: tuple[Tensor, Tensor], asked: tuple[Tensor, Tensor], size: int
+) -> Iterator[Tensor]:
+    """The scores from the first checkpoint, from the first two, and so on.
 
     Args:
         networks: checkpoints, in evaluation mode.
@@ -67,8 +134,10 @@ def scores(networks: list[nn.Module], known: tuple[Tensor, Tensor], asked: tuple
         size: of the projection.
     """
     total, weight = torch.zeros((), device=known[0].device), torch.zeros((), device=known[0].device)
+    inputs, labels = (torch.cat(some) for some in zip(known, asked, strict=True))
     for seed, network in enumerate(networks):
-        phi, tests = (projected(network, *some, size, seed).double() for some in (known, asked))
+        found = projected(network, inputs, labels, size, seed).double()
+        phi, tests = found.split([len(known[0]), len(asked[0])])
         total = total + tests @ torch.linalg.solve(phi.T @ phi, phi.T)
         weight = weight + surprise(network, *known)
-    return (total * weight.double() / len(networks) ** 2).cpu()
+        yield (total * weight.double() / (seed + 1) ** 2).cpu()

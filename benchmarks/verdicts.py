@@ -43,8 +43,8 @@ from .studied import arguments, open_record, options, put, read
 from .training import augment, fault, or_else, train_captured
 
 LEVEL = 0.95
-MEMORY = 30 * 2**30
-"""Bytes of a GPU that a fit may take, so that several studies share it."""
+MEMORY = 30
+"""GiB of a GPU that a fit may take, so that several studies share it. With more it waits less for the CPU."""
 WEIGHT_DECAY = {"cifar-10": 5e-2}
 PEAK = {True: 3e-3, False: 2e-3}
 """Largest learning rate, for natural images and others."""
@@ -172,9 +172,16 @@ def trained_plainly(case: Case, task: Task, seed: int, device: str) -> nn.Module
     return network.to(memory_format=torch.contiguous_format).eval()
 
 
-def execution(device: str) -> whence.Execution:
-    """Half precision and a part of the memory on a GPU, which several studies share."""
-    return whence.Execution(precision="fp16", max_memory=MEMORY) if device == "cuda" else whence.Execution()
+def execution(device: str, memory: float = MEMORY) -> whence.Execution:
+    """Half precision and some GiB of memory on a GPU, which several studies share."""
+    if device != "cuda":
+        return whence.Execution()
+    return whence.Execution(precision="fp16", max_memory=int(memory * 2**30))
+
+
+def at_once(device: str) -> int:
+    """Images in a batch of a fit, or to explain: on a GPU few batches, since the CPU starts every operation."""
+    return 2000 if device == "cuda" else 500
 
 
 @torch.no_grad()
@@ -198,7 +205,9 @@ def baselines(case: Case, network: nn.Module, task: Task) -> dict[str, Tensor]:
     }
 
 
-def run_draw(name: str, case: Case, split: Split, seed: int, device: str, graphs: bool = True) -> dict[str, Any]:
+def run_draw(
+    name: str, case: Case, split: Split, seed: int, device: str, graphs: bool = True, memory: float = MEMORY
+) -> dict[str, Any]:
     """Train, fit, explain and compare."""
     task = drawn(case, split, seed)
     task = replace(task, **{part: getattr(task, part).to(device) for part in ("inputs", "targets", "test_inputs")})
@@ -210,15 +219,15 @@ def run_draw(name: str, case: Case, split: Split, seed: int, device: str, graphs
     clock = time.perf_counter()
     tracer = whence.fit(
         network,
-        batches(task.inputs, targets, 500),
+        batches(task.inputs, targets, at_once(device)),
         likelihood=likelihood,
         progress=False,
         structure=options(case.structure)["structure"],
-        execution=execution(device),
+        execution=execution(device, memory),
     )
     seconds["fit"] = time.perf_counter() - clock
     clock = time.perf_counter()
-    found = tracer.explain(list(task.test_inputs.split(500)), level=LEVEL, top=5)
+    found = tracer.explain(list(task.test_inputs.split(at_once(device))), level=LEVEL, top=5)
     seconds["first explain"] = time.perf_counter() - clock
     outputs, _ = answers_and_features(network, task.test_inputs)
     right = outputs.argmax(1).cpu() == task.test_answers
@@ -278,6 +287,7 @@ def main() -> None:
     parser = arguments(__doc__, CASES, "verdicts")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True, help="capture steps on a GPU")
+    parser.add_argument("--memory", type=float, default=MEMORY, help="GiB of a GPU that a fit may take")
     given: argparse.Namespace = parser.parse_args()
     record = open_record(given.out, given.append, level=LEVEL, verdicts=VERDICTS)
     splits: dict[str, Split] = {}
@@ -288,7 +298,7 @@ def main() -> None:
         if case.data not in splits:
             splits[case.data] = read_cifar(Path(given.data)) if case.data == "cifar-10" else read(case.data, given.data)
         for seed in given.seeds:
-            row = run_draw(name, case, splits[case.data], seed, given.device, given.graphs)
+            row = run_draw(name, case, splits[case.data], seed, given.device, given.graphs, given.memory)
             put(record, row, ("case", "seed"))
             save(given.out, record)
             say(summary(row))

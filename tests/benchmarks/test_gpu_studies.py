@@ -62,6 +62,8 @@ def test_commands_name_their_records(tmp_path: Path) -> None:
     assert len(lines) == sum(map(len, STUDIES.values()))  # names differ
     assert str(settings.work / "people-worst-311.json") in lines["people-worst-311"]
     assert str(settings.work / "disentanglement") in lines["disentanglement-3"]
+    assert lines["people-worst-311"][-2:] == ["--memory", "55"]  # half of the GPU's, with two at once
+    assert "--memory" not in lines["datamodeling"]
 
 
 def test_merged_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

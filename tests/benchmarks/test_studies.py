@@ -168,3 +168,85 @@ def test_datamodeling_of_texts_leaves_reviews_out(monkeypatch: pytest.MonkeyPatc
 
 
 SMALL_GPT = ("ekfac", "sketch:size=32")
+
+
+def test_gradients_layer_by_layer_are_those_of_examples(generator: torch.Generator) -> None:
+    from benchmarks import networks, trak
+
+    network = networks.resnet9(3, width=2).double().eval()
+    with torch.no_grad():
+        for value in network.state_dict().values():
+            if value.is_floating_point():
+                value.add_(0.3 * torch.rand(value.shape, generator=generator, dtype=torch.float64))
+    inputs = torch.randn(4, 3, 32, 32, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([0, 2, 1, 1])
+    assert all(map(trak.simple, network.modules()))
+    found, wanted = (one(network, inputs, labels) for one in (trak.by_layers, trak.by_examples))
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value)
+    assert not trak.simple(nn.Conv2d(2, 2, 3, groups=2))
+    assert not trak.simple(nn.ReLU(inplace=True))
+    assert not trak.simple(nn.LayerNorm(3))
+
+
+def test_a_stopped_run_leaves_what_it_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from benchmarks.merge_records import merged
+
+    from benchmarks import datamodeling, study_tables
+
+    small = ("--cases", "digits", "--tiny", "--seeds", "0", "--halves", "3", "--checkpoints", "1")
+    complete = run("datamodeling", monkeypatch, tmp_path / "whole.json", *small, "--structures", "exact")
+    assert "missing" not in complete["rows"][0]
+
+    def stops(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(datamodeling.trak, "running_scores", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run("datamodeling", monkeypatch, tmp_path / "d.json", *small, "--structures", "exact")
+    record = json.loads((tmp_path / "d.json").read_text())
+    (row,) = record["rows"]
+    assert {"whence exact, attribute", "whence exact, what_if"} <= row["score"].keys()
+    assert row["missing"] == ["TRAK of 1", *(f"kronfluence EK-FAC, {name}" for name in datamodeling.DAMPINGS)]
+    assert "digits, seed 0, was stopped without TRAK of 1, kronfluence" in study_tables.datamodeling(record)
+    assert merged([complete, record])["rows"] == complete["rows"]
+    assert merged([record, complete])["rows"] == complete["rows"]
+
+
+def test_people_keeps_every_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Stopped in its cross-validation, which comes last."""
+    from benchmarks.data import random_images
+
+    from benchmarks import people, study_tables
+
+    draw = torch.Generator().manual_seed(0)
+    said = {name: torch.randint(10, (400,), generator=draw) for name in ("aggregate", "worst")}
+    shares = torch.rand(200, 10, generator=draw, dtype=torch.float64)
+    monkeypatch.setattr(people, "read_cifar", lambda folder, most: random_images(400, 200, (3, 32, 32)))
+    monkeypatch.setattr(people, "people", lambda folder, n, m: (said, shares / shares.sum(1, keepdim=True)))
+    small = ("--data", str(tmp_path), "--tiny", "--labels", "worst", "--epochs", "1", "--structure", "sketch:size=16")
+    record = run("people", monkeypatch, tmp_path / "p.json", *small)
+    (whole,) = record["rows"]
+    assert "missing" not in whole
+    assert sum(one["points"] for one in whole["verdicts"].values()) == 200
+    assert "was stopped" not in study_tables.people(record)
+
+    def stops(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(people, "cross_validated", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run("people", monkeypatch, tmp_path / "s.json", *small, "--folds", "2")
+    record = json.loads((tmp_path / "s.json").read_text())
+    (row,) = record["rows"]
+    assert row["missing"] == ["cross-validation"]
+    assert row["auroc_wrong"].keys() == whole["auroc_wrong"].keys()
+    assert row["spearman_people"].keys() == whole["spearman_people"].keys()
+    assert "worst, seed 300, was stopped without cross-validation." in study_tables.people(record)
+    monkeypatch.setattr(people, "label_scores", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run("people", monkeypatch, tmp_path / "t.json", *small)
+    record = json.loads((tmp_path / "t.json").read_text())
+    assert record["rows"][0]["missing"] == ["label scores", "verdicts", "doubt scores"]
+    assert "was stopped without label scores, verdicts, doubt scores." in study_tables.people(record)

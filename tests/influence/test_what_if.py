@@ -15,6 +15,8 @@ import oracles
 import whence
 from doubles import fit
 from fuzz.dense import Dense, Loss, tangents_of
+from whence import linalg
+from whence.curvature.accumulate import TrainingRows
 
 RIDGE, N, K = 0.5, 14, 2
 ROADS = {
@@ -395,3 +397,62 @@ def test_leverages_that_rounding_decides_are_refused() -> None:
     tracer, x = certain_of_all(1e14)
     with pytest.raises(whence.SingularCurvatureError, match="rounding error of"):
         tracer.what_if(x[:1], relabel={0: 1})
+
+
+def classes_of_four(generator: torch.Generator) -> tuple[whence.Tracer, torch.Tensor]:
+    x = torch.randn(40, 5, generator=generator, dtype=torch.float64)
+    y = torch.randint(4, (40,), generator=generator)
+    weights = torch.randn(4, 5, generator=generator, dtype=torch.float64)
+    given = networks.batches_of(x, y, 7)
+    tracer = fit(networks.linear(weights), given, likelihood="categorical", structure="sketch", ridge=RIDGE)
+    return tracer, x[:3]
+
+
+MANY: list[dict[str, Any]] = [{"remove": list(range(0, 40, 2))}, {"remove": [0, 9], "relabel": {3: 1}, "repeat": [5]}]
+
+
+@pytest.mark.parametrize("change", MANY)
+def test_features_in_memory_give_the_same_numbers(
+    change: dict[str, Any], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the changed examples are in memory; else they are computed anew."""
+    tracer, x = classes_of_four(generator)
+    found = tracer.what_if(x, **change)
+    monkeypatch.setattr(TrainingRows, "complete", False)
+    wanted = tracer.what_if(x, **change)
+    for name in ("change", "new_ho", "new_hec3"):
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("change", MANY)
+def test_many_changes_are_checked_by_power_iteration(
+    change: dict[str, Any], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracer, x = classes_of_four(generator)
+    wanted = tracer.what_if(x, **change)
+    monkeypatch.setattr(linalg, "LARGEST_SVD", 0)
+    found = tracer.what_if(x, **change)
+    for name in ("change", "new_ho", "new_hec3"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name))
+
+
+@pytest.mark.parametrize("most", [0, 1024])
+def test_removals_without_an_inverse_are_refused(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both examples that know the second weight leave, and the ridge is nothing beside the others."""
+    monkeypatch.setattr(linalg, "LARGEST_SVD", most)
+    x = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
+    tracer = fit(networks.linear([[1.0, 1.0]]), [(x, x.sum(1, keepdim=True) + 0.1)], ridge=1e-14)
+    with pytest.raises(whence.SingularCurvatureError, match="leverage one up to rounding"):
+        tracer.what_if(x[:1], remove=[2, 3])
+
+
+@pytest.mark.parametrize("smallest", [0.3, 1e-9])
+def test_smallest_singular_values_of_large_matrices(smallest: float, generator: torch.Generator) -> None:
+    size = linalg.LARGEST_SVD + 1
+    left, right = (
+        torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q for _ in range(2)
+    )
+    values = torch.linspace(1.0, 3.0, size, dtype=torch.float64)
+    values[7] = smallest
+    assert linalg.smallest_singular_value(left * values @ right) == pytest.approx(smallest, rel=1e-3)
+    assert linalg.smallest_singular_value(torch.zeros(size, size)) == 0.0

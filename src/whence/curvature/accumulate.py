@@ -456,6 +456,11 @@ class TrainingRows:
         self._cached: list[tuple[slice, Tensor]] = []  # all rows of this process, or none
         self._everywhere = problem.passes.process_group.alone
 
+    @property
+    def complete(self) -> bool:
+        """Whether the rows of all training examples are in the memory of this process."""
+        return self.in_memory and self._everywhere
+
     def read(
         self, label: str, state: State | None = None, given: Sequence[Tensor] = ()
     ) -> Iterator[tuple[slice, Tensor]]:

@@ -211,6 +211,13 @@ class FittedCurvature(ABC):
         inputs are requested. Nothing of size n times the number of parameters is ever held.
         """
 
+    def training_alignments(self, index: Tensor) -> Tensor | None:
+        """Alignments (s, k, n, k) of training examples with every one, without their gradients; `None` if that fails.
+
+        It takes features of the training examples that are in memory. `index` (s,) is ascending.
+        """
+        return None
+
     @abstractmethod
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """J F_lam^-1 J'^T of one batch with the inputs of other batches, (m, k, p, k)."""

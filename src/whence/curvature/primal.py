@@ -446,6 +446,17 @@ class FittedPrimal(FittedCurvature):
         for where, rows in self.features.rows(inputs, self.problem.output_count(inputs)):
             yield where, self._align(self._solve(rows.to(self.whiten.inverse.dtype)))
 
+    def training_alignments(self, index: Tensor) -> Tensor | None:
+        """As `alignments`, with the rows of these examples."""
+        if not self.rows.complete:
+            return None
+        solved = []
+        for where, rows in self.rows.read("examples to change"):
+            here = index[(index >= where.start) & (index < where.stop)] - where.start
+            solved.append(self._solve(rows[here].to(self.whiten.inverse.dtype)))
+        aligned = [some for _, some in self._align(torch.cat(solved))]
+        return torch.cat(aligned, dim=2).to(self.problem.dtype)
+
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """Inner products of whitened rows."""
         k, j = self.problem.output_count(inputs), self.problem.output_count(others[0])

@@ -34,6 +34,7 @@ from whence.estimators import hat_blocks
 from whence.influence.fitted import Fitted, join_batches, training_examples, whole_alignments
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import Likelihood
+from whence.linalg import smallest_singular_value
 
 NEWTON_STEPS, CONVERGED = 200, 1e-12  # most Newton steps, and the size of the last one relative to g
 ACCEPTED = 1e-6  # the same size if rounding ends Newton's method early, in float64
@@ -124,10 +125,11 @@ def read_change(
             "expected a structure with true leverages to take examples out of a fit, got an approximate one. "
             'Fit with structure="exact", "core" or "sketch".'
         )
-    counts = torch.ones(problem.n, dtype=problem.dtype, device=problem.device)
+    counts = torch.ones(problem.n, dtype=problem.dtype, device="cpu")
     for chosen, by in ((remove, -1.0), (repeat, 1.0)):
-        for example in chosen:
-            counts[_position(example, problem.n)] += by
+        places = torch.tensor([_position(example, problem.n) for example in chosen], dtype=torch.int64, device="cpu")
+        counts.index_add_(0, places, torch.full((len(places),), by, dtype=counts.dtype, device="cpu"))
+    counts = counts.to(problem.device)
     if bool((counts < 0).any()):
         raise InputError("expected every example to be removed once at most, got one that is named twice in `remove`.")
     if relabel and not fitted.all_outputs:
@@ -210,15 +212,17 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     nonlinear = _solve_nonlinear(fitted, index, counts[index], own, relabelled[index], targets)
     g, new_roots, new_residuals = nonlinear or (None, changed_roots, relabelled[index])
     if nonlinear is not None and roots is not None:
+        roots = roots.index_copy(0, index, new_roots)
+    if nonlinear is not None and bool((counts[index] > 0).any()):  # the new Hessian of a removed example counts nothing
         signs = torch.cat([counts[index].unsqueeze(1).expand_as(signs), -torch.ones_like(signs)], 1)
         changed_roots = torch.cat([new_roots, changed_roots], 2)
-        roots = roots.index_copy(0, index, new_roots)
     blocks = (changed_roots * signs.unsqueeze(1)) @ changed_roots.mT  # C L
     matrix = torch.eye(s * k, dtype=aligned.dtype, device=aligned.device) + _times_blocks(blocks, own)
     seen = _times_blocks(changed_roots.mT, aligned.reshape(s * k, n * k))  # U^T J_S F^-1 J^T
     inner = _times_blocks(changed_roots.mT, _times_blocks(changed_roots.mT, own).T).T  # U^T Q U
     inner = torch.eye(len(inner), dtype=aligned.dtype, device=aligned.device) + signs.reshape(-1, 1) * inner
-    if s and 8 * torch.finfo(inner.dtype).eps > LARGEST_ROUNDING * float(torch.linalg.svdvals(inner).min()):
+    smallest = smallest_singular_value(inner) if s else 1.0
+    if 8 * torch.finfo(inner.dtype).eps > LARGEST_ROUNDING * smallest:
         raise _singular("up to rounding")  # only the removed examples determine some weights
     downdate = _solve(inner, signs.reshape(-1, 1) * seen)
     score = extra * residuals[index] + (1 + extra) * shift[index]
@@ -234,7 +238,8 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
         weights = counts[index].sqrt().reshape(s, 1, 1) * fitted.loo.as_root(new_residuals)
         left_out = _left_out(deciding, weights, new_roots, matrix, own)
     divided = (counts > 0).index_fill(0, index[deciding], False)
-    _check_leverages(fitted, roots, leverage_blocks, divided, inner)
+    if s:
+        _check_leverages(fitted, roots, leverage_blocks, divided, smallest)
     loo_residuals = fitted.loo.adjust(after, leverage_blocks, roots).hec3.index_fill(0, index[deciding], 0.0)
     return Change(index, counts, step, changed_roots, downdate, loo_residuals, left_out)
 
@@ -245,10 +250,12 @@ def _changed_examples(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tenso
     outputs = problem.outputs[index]
     need = len(index) * problem.k * problem.n * problem.k * problem.outputs.element_size()
     problem.budget.require(4.0 * need, f"a change of {len(index)} training examples", "Change fewer at once.")
-    found, given = [], []
+    known = fitted.bread.training_alignments(index) if len(index) else None
+    found, given = [] if known is None else [known], []
     for _, inputs, targets in training_examples(fitted, index, "examples to change"):
         given.append(targets)
-        found += [aligned for _, aligned in whole_alignments(fitted, inputs)]
+        if known is None:
+            found += [aligned for _, aligned in whole_alignments(fitted, inputs)]
     if not found:
         return outputs.new_zeros(0, problem.k, problem.n, problem.k), None
     if not fitted.all_outputs:
@@ -299,7 +306,7 @@ def _solve_nonlinear(
     for _ in range(NEWTON_STEPS):
         new_roots = roots_at(change)
         hessian_change = counts.reshape(-1, 1, 1) * (new_roots @ new_roots.mT) - old_roots @ old_roots.mT  # C L' - L
-        direction = _solve(eye + torch.block_diag(*hessian_change) @ own, gap)
+        direction = _solve(eye + _times_blocks(hessian_change, own), gap)
         error = float(direction.abs().max()) / max(float(g.abs().max()), torch.finfo(g.dtype).tiny)
         if error <= CONVERGED:
             break
@@ -327,15 +334,14 @@ def _singular(how_far: str) -> SingularCurvatureError:
 
 
 def _check_leverages(
-    fitted: Fitted, roots: Tensor | None, leverage_blocks: Tensor, divided: Tensor, inner: Tensor
+    fitted: Fitted, roots: Tensor | None, leverage_blocks: Tensor, divided: Tensor, smallest: float
 ) -> None:
     """Raise if remaining examples determine their own predictions after the change, but did not before.
 
-    Leave-one-out residuals of the `divided` divide by one minus a leverage, which is then only rounding error.
+    Leave-one-out residuals of the `divided` divide by one minus a leverage, which is then only rounding error. It is
+    that of a solve with a matrix whose smallest singular value is `smallest`.
     """
-    if not len(inner):
-        return
-    rounding = torch.finfo(inner.dtype).eps / torch.linalg.svdvals(inner).min().clamp_max(1.0)
+    rounding = torch.finfo(leverage_blocks.dtype).eps / min(smallest, 1.0)
     before, after = (
         1 - torch.linalg.eigvalsh(hat_blocks(fitted.loo.within_units(one), some)).amax(1)
         for one, some in ((fitted.bread.leverage_blocks, fitted.problem.hessian_roots), (leverage_blocks, roots))

@@ -9,7 +9,9 @@ the same networks stand beside `whence`, which sees the first network of the ens
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -71,13 +73,23 @@ def chosen(settings: Settings) -> list[tuple[str, Case]]:
 def looked_at(
     case: Case, learn: Train, data: Data, inputs: torch.Tensor, seed: int, before: float | None
 ) -> dict[str, Found]:
-    """What every method says after training on some data."""
+    """What every method says after training on some data; seconds are printed as progress."""
     recipe = Recipe(lambda: case.make(case.classes), learn, data, "categorical", seed)
-    return {
-        "whence": traced(recipe.network(), data, inputs, case.structure, before),
-        "deep ensemble": sampled(DeepEnsemble(MEMBERS).fit(recipe), inputs),
-        "MC dropout": sampled(MCDropout(RATE, PASSES).fit(recipe), inputs),
+    work: dict[str, Callable[[], object]] = {
+        "first network": recipe.network,
+        "whence": lambda: traced(recipe.network(), data, inputs, case.structure, before),
+        "deep ensemble": lambda: sampled(DeepEnsemble(MEMBERS).fit(recipe), inputs),
+        "MC dropout": lambda: sampled(MCDropout(RATE, PASSES).fit(recipe), inputs),
     }
+    found, seconds = {}, []
+    for name, do in work.items():
+        began = time.perf_counter()
+        found[name] = do()
+        if data.inputs.is_cuda:
+            torch.cuda.synchronize()
+        seconds.append(f"{name} {time.perf_counter() - began:.1f} s")
+    print(f"{len(data)} examples: {', '.join(seconds)}", file=sys.stderr, flush=True)
+    return {name: one for name, one in found.items() if isinstance(one, Found)}
 
 
 def curves(
@@ -88,6 +100,7 @@ def curves(
     accuracy: dict[str, list[float]] = {name: [] for name in METHODS}
     measures: dict[str, dict[str, list[float]]] = {name: {} for name in METHODS}
     for place, share in enumerate(grid):
+        print(f"{kind} {share:g}, {place + 1} of {len(grid)}", file=sys.stderr, flush=True)
         if kind == "size":
             kept = smaller(known.targets.cpu(), share, torch.Generator().manual_seed(seed))
             data, answers = known.take(kept.to(known.inputs.device)), asked.targets.cpu()
