@@ -77,16 +77,15 @@ def disentanglement(seed: int) -> Study:
 
 STUDIES: dict[str, list[Study]] = {
     "verdicts": [
-        verdicts("cifar-10", range(360, 363), 55),
-        verdicts("cifar-10, squared error", range(360, 363), 55),
-        verdicts("cifar-10, ViT", range(360, 365), 45),
-        verdicts("cifar-10", range(363, 365), 55),
-        verdicts("cifar-10, squared error", range(363, 365), 55),
+        verdicts("cifar-10", range(370, 375), 45),
+        verdicts("cifar-10, ViT", range(370, 375), 50),
+        verdicts("fashion-mnist", range(370, 375), 5),
+        verdicts("cifar-10, squared error", range(370, 375), 45),
     ],
     "people": [
-        people("aggregate", 310, 5, 170),
-        people("worst", 310, 5, 170),
-        *(people(labels, seed, 0, 70) for seed in (311, 312) for labels in ("aggregate", "worst")),
+        people("aggregate", 311, 5, 150),
+        people("worst", 311, 5, 150),
+        *(people(labels, seed, 0, 60) for seed in (312, 313) for labels in ("aggregate", "worst")),
     ],
     "disentanglement": [disentanglement(seed) for seed in range(5)],
     "datamodeling": [

@@ -226,7 +226,7 @@ def run(
     keep(row)
     judge(clock.timed("label scores", lambda: label_scores(network, tracer, inputs, said, known)))
     found_out("label scores")
-    found = clock.timed("explain", lambda: tracer.explain(list(tests.split(at_once(device))), top=5))
+    found = clock.timed("explain", lambda: tracer.explain(list(tests.split(at_once(device)))))
     doubts = entropy(answers)
     for verdict in VERDICTS:
         which = torch.tensor([one == verdict for one in found.verdicts])

@@ -227,7 +227,7 @@ def run_draw(
     )
     seconds["fit"] = time.perf_counter() - clock
     clock = time.perf_counter()
-    found = tracer.explain(list(task.test_inputs.split(at_once(device))), level=LEVEL, top=5)
+    found = tracer.explain(list(task.test_inputs.split(at_once(device))), level=LEVEL)
     seconds["first explain"] = time.perf_counter() - clock
     outputs, _ = answers_and_features(network, task.test_inputs)
     right = outputs.argmax(1).cpu() == task.test_answers

@@ -91,6 +91,6 @@ def test_measures_of_one_network():
     torch.manual_seed(0)
     network = torch.nn.Linear(13, 3)
     found = traced(network, Data(known.inputs, known.targets), asked.inputs, "exact")
-    assert found.measures["supported noise"] <= found.measures["noise"] <= 1
+    assert found.measures["supported noise"] <= found.measures["disagreement"] <= 1
     assert 0 < found.measures["leverage"] < 1
     assert found.predicted.shape == (36,)

@@ -83,7 +83,7 @@ def explained(network: nn.Module, data: Data, inputs: Tensor, **settings: Any) -
         execution=whence.Execution(max_memory=limit),
         **settings,
     )
-    return tracer.explain(list(inputs.split(at_once(inputs))), top=1)
+    return tracer.explain(list(inputs.split(at_once(inputs))))
 
 
 def untrained_leverage(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> float:
@@ -95,7 +95,7 @@ def untrained_leverage(network: nn.Module, data: Data, inputs: Tensor, structure
 def traced(network: nn.Module, data: Data, inputs: Tensor, structure: str, before: float | None = None) -> Found:
     """Of one network by `whence`.
 
-    "supported noise" is noise times one minus the leverage. With c training examples like an input, its leverage is
+    "supported noise" is the disagreement times one minus the leverage. With c training examples like an input, its leverage is
     1 / (1 + c); of the variance of a new label, a Dirichlet distribution with c counts leaves 1 / (1 + c) to
     ignorance and c / (1 + c) to noise. "untrained leverage" is the leverage of the same network before training: it
     has seen no labels, so that shuffled labels cannot change it.
@@ -115,7 +115,8 @@ def traced(network: nn.Module, data: Data, inputs: Tensor, structure: str, befor
     measures = {
         "entropy": entropy(outputs.softmax(1)),
         "noise": found.noise,
-        "supported noise": found.noise * (1 - found.leverage),
+        "disagreement": found.disagreement,
+        "supported noise": found.disagreement * (1 - found.leverage),
         "leverage": found.leverage,
         "scarcity": found.scarcity,
         "Ho": found.ho,
