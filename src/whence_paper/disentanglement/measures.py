@@ -95,9 +95,9 @@ def untrained_leverage(network: nn.Module, data: Data, inputs: Tensor, structure
 def traced(network: nn.Module, data: Data, inputs: Tensor, structure: str, before: float | None = None) -> Found:
     """Of one network by `whence`.
 
-    "supported noise" is the disagreement times one minus the leverage. With c training examples like an input, its leverage is
-    1 / (1 + c); of the variance of a new label, a Dirichlet distribution with c counts leaves 1 / (1 + c) to
-    ignorance and c / (1 + c) to noise. "untrained leverage" is the leverage of the same network before training: it
+    "supported noise" is the disagreement times one minus the leverage. With c training examples like an input, its
+    leverage is 1 / (1 + c); of the variance of a new label, a Dirichlet distribution with c counts leaves 1 / (1 + c)
+    to ignorance and c / (1 + c) to noise. "untrained leverage" is the leverage of the same network before training: it
     has seen no labels, so that shuffled labels cannot change it.
 
     Args:
