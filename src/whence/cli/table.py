@@ -19,7 +19,7 @@ from whence.tabular.files import TextTable, read_table, write_csv
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
 from whence.tabular.predictions import CHECK_INPUT, RowLabels, RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task
-from whence.tabular.worklist import WHEN, apply_answers, compare, read_answers, work_items, write_worklist
+from whence.tabular.worklist import WHEN, apply_answers, compare, read_answers, work_items
 
 ADVICE = {
     "confident": "nothing to do",
@@ -28,7 +28,6 @@ ADVICE = {
     "both": "check the labels, and collect more",
     CHECK_INPUT: "the input itself cannot be right, as far as its columns show",
 }
-FORMATS = {"label-studio": ".json", "csv": ".csv"}  # of a worklist, and the ending of its file
 SUSPECTS = 5
 TRACED, ALL_TRACED = 500, 2000  # predictions that a report traces to training rows; all of them up to the second number
 NOTES = 4  # notes on the file in a report; the others are only printed
@@ -48,12 +47,11 @@ def table(
     csv: Annotated[Path | None, Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
     save: Annotated[Path | None, Option(help="Keep all in this folder, for predict, explain and report.")] = None,
     export: Annotated[
-        str | None, Option(help="Write labels to check and rows to label: label-studio, csv, or a .json or .csv file.")
+        Path | None, Option(help="Write labels to check and rows to label to this CSV.", dir_okay=False)
     ] = None,
     export_rows: Annotated[int, Option(min=1, help="At most this many of each in --export.")] = 100,
     answers: Annotated[
-        Path | None,
-        Option("--import", help="Answers to --export: the CSV filled in, or JSON of Label Studio; retrains."),
+        Path | None, Option("--import", help="Answers to --export: the CSV filled in; trains again.")
     ] = None,
     corrected: Annotated[
         Path | None, Option(help="With --import, write the table with the answers to this CSV.", dir_okay=False)
@@ -82,15 +80,16 @@ def table(
     - `whence table houses.csv --target price`
     - `whence table bank.csv -t y -x duration --save bank-fit` leaves a column out, and keeps the fit
     - `whence table big.parquet -t y --rows 20000 --json > result.json`
-    - `whence table bank.csv -t y --export label-studio` writes the labels to check as tasks
-    - `whence table bank.csv -t y --import answers.json` trains again with the answers, and compares
+    - `whence table bank.csv -t y --export todo.csv` writes the labels to check
+    - `whence table bank.csv -t y --import answers.csv` trains again with the answers, and compares
     """
     began = time.perf_counter()
     stem = data.name.split(".")[0] or "table"
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
-    export_file = None if export is None else _export_path(export, stem)
-    console.check_writable(report_path, csv_path, export_file, corrected, read=(data, answers))
+    if export is not None and export.suffix.lower() != ".csv":
+        stop(f"expected a file that ends in .csv for --export, got {export}.")
+    console.check_writable(report_path, csv_path, export, corrected, read=(data, answers))
     check_folder(save)
     output = Output(as_json)
     given, unanswered = ([], 0) if answers is None else read_answers(answers)
@@ -130,9 +129,10 @@ def table(
     if corrected is not None:
         content["files"]["corrected"] = corrected
         write_csv(corrected, read.columns)
-    if export_file is not None:
+    if export is not None:
         items = work_items(prepared, fitted, labels, export_rows)
-        content["files"] |= write_worklist(export_file, items, prepared.model.target)
+        write_csv(export, items)
+        content["files"]["worklist"] = export
         content["export"] = dict(Counter(items["todo"]))
     content["seconds"] = round(time.perf_counter() - began, 1)
     _print_fit(output, content)
@@ -354,22 +354,6 @@ def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:
     output.rows(lines, right=(1, 2))
 
 
-def _export_path(given: str, stem: str) -> Path:
-    """The file to write: as given, with its ending as the format; or a format, with a name derived from the data's.
-
-    Examples:
-        >>> str(_export_path("label-studio", "bank")), str(_export_path("todo.csv", "bank"))
-        ('bank-tasks.json', 'todo.csv')
-    """
-    path = Path(f"{stem}-tasks{FORMATS[given]}") if given in FORMATS else Path(given)
-    if path.suffix.lower() not in FORMATS.values():
-        stop(
-            "expected --export label-studio, --export csv, or a file that ends in .json (for Label Studio) or .csv, "
-            f"got {given}."
-        )
-    return path
-
-
 def _print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:
     """Print what answers changed; `rows` rows are held out."""
     amounts = {
@@ -381,9 +365,7 @@ def _print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:
     output.head("What the answers changed: " + ", ".join(words for name, words in amounts.items() if changes[name]))
     output.say(f"  On {count(rows, 'held-out row')}, by the labels as they are now:")
     numbers = {**changes["scores"], "mean std": changes["std"]}
-    output.rows([[name, *(one[when] for when in WHEN)] for name, one in numbers.items()], ["", *WHEN], right=(1, 2, 3))
+    output.rows([[name, *(one[when] for when in WHEN)] for name, one in numbers.items()], ["", *WHEN], right=(1, 2))
     doubtful = changes["contradicted"]
     output.say(f"  Labels that the other rows contradict: {doubtful['before']:,} before, {doubtful['after']:,} after")
     output.say(f"  Predictions that changed: {changes['predictions_changed']:,}")
-    if changes["moved"]:
-        output.rows([[*one.values()] for one in changes["moved"]], ["row", "before", "after"], right=(0,))
