@@ -19,7 +19,7 @@ SCRIPTS = {
     "skorch_net": (("skorch", "sklearn"), ("3 predictions:",)),
     "distributed": ((), ("1 process, 301 examples, 9 predictions", "standard errors")),
     "idea": (("matplotlib", "sklearn"), ("drawn: idea-left-out.png idea-many-sets.png idea-two-doubts.png",)),
-    "plots": (("matplotlib", "sklearn"), ("plots-bands.png", "plots-gallery.png", "plots-regions-ratio.png")),
+    "plots": (("matplotlib", "sklearn"), ("plots-bands.png", "plots-gallery.png", "plots-risk.png")),
 }
 
 pytestmark = [
