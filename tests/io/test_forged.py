@@ -202,7 +202,7 @@ def test_options_of_a_likelihood_that_no_likelihood_has(tmp_path: Path) -> None:
     fit = classes("ekfac", "categorical")
     fit.tracer.save(tmp_path / "fit.whence")
     whole = Forged((tmp_path / "fit.whence").read_bytes())
-    for wrong in ({"label_smoothing": 7.0}, {"weight": "abc"}, {"weight": [-1.0]}, {"dispersion": "x"}, {"name": "os"}):
+    for wrong in ({"label_smoothing": 7.0}, {"weight": "abc"}, {"weight": [-1.0]}, {"name": "os"}):
         forged = whole.copy()
         forged.manifest["problem"]["likelihood"].update(wrong)
         with pytest.raises(whence.WhenceError):

@@ -144,12 +144,6 @@ def test_smoothing_out_of_range(smoothing: float) -> None:
         whence.Categorical(label_smoothing=smoothing)
 
 
-@pytest.mark.parametrize("kind", [whence.Categorical, whence.Bernoulli])
-def test_unknown_dispersion(kind: Any) -> None:
-    with pytest.raises(whence.InputError, match="dispersion to be one of 'fixed', 'pearson', got 'deviance'"):
-        kind(dispersion="deviance")
-
-
 def test_hessians_that_do_not_fit_in_memory() -> None:
     message = r"the Hessians of the categorical loss for 5 training examples or more and 3 outputs to fit in 500 B, but"
     with pytest.raises(whence.TooLargeError, match=message):
