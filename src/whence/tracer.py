@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +32,7 @@ from whence.influence.fitted import (
     for_each_batch,
     join_batches,
     using_model,
+    whole_numbers,
 )
 from whence.influence.suggest import Suggestion, label_first
 from whence.influence.training import label_suspicion, squared_influence, suspicion_over_copies, training_frame
@@ -60,14 +60,12 @@ def read_outputs(given: Any) -> OutputChoice:
     """
     if isinstance(given, str) and given in ("all", "predicted"):
         return "all" if given == "all" else "predicted"
-    listed = given.tolist() if isinstance(given, Tensor) and given.ndim == 1 else given
-    if isinstance(listed, Sequence) and not isinstance(listed, str) and listed and all(map(_is_integer, listed)):
-        return tuple(int(one) for one in listed)
-    raise InputError(f'expected outputs to be "all", "predicted" or a list of positions such as [0, 3], got {given!r}.')
-
-
-def _is_integer(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral)
+    listed = whole_numbers(given)
+    if listed is None:
+        raise InputError(
+            f'expected outputs to be "all", "predicted" or a list of positions such as [0, 3], got {given!r}.'
+        )
+    return tuple(listed)
 
 
 def output_positions(choice: str | tuple[int, ...], likelihood: Likelihood, outputs: Tensor) -> Tensor:

@@ -156,6 +156,15 @@ def check_count(given: Any, name: str, instead: str = "", least: int = 1) -> Non
         )
 
 
+def whole_numbers(given: Any) -> list[int] | None:
+    """The numbers of a list or tensor; `None` unless all are whole numbers and there is at least one."""
+    listed = given.tolist() if isinstance(given, Tensor) and given.ndim == 1 else given
+    several = isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) > 0
+    if not several or not all(isinstance(one, Integral) and not isinstance(one, bool) for one in listed):
+        return None
+    return [int(one) for one in listed]
+
+
 def check_level(given: Any) -> None:
     """Raise unless a level lies between zero and one."""
     if not isinstance(given, Real) or not 0.0 < float(given) < 1.0:

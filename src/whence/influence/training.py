@@ -83,7 +83,7 @@ def label_suspicion(fitted: Fitted) -> Suspicion:
     """
     problem = fitted.problem
     if problem.sketch is not None:
-        norms = problem.unweighted(problem.isometric(residuals_without(fitted))).norm(dim=1)
+        norms = problem.unweighted(problem.isometric(problem.residuals_after(change_without(fitted)))).norm(dim=1)
         return Suspicion(norms, largest_first(norms))
     squared_error = problem.likelihood.squared_error  # roots may be sample weights
     if problem.hessian_roots is not None and not squared_error:
@@ -162,11 +162,6 @@ def judged_change(fitted: Fitted, change: Tensor) -> Tensor:
     own = fitted.step.change if fitted.loo.recenter else torch.zeros_like(change)
     doubts = [float(problem.log_residuals_after(one)[0][fitted.counted].exp().mean()) for one in (own, change)]
     return change if doubts[0] <= (1.0 - LEARNED) * doubts[1] else own
-
-
-def residuals_without(fitted: Fitted) -> Tensor:
-    """(n, k) residuals of each example at its prediction in the fit without it, times the sample weights."""
-    return fitted.problem.residuals_after(change_without(fitted))
 
 
 def suggested_labels(fitted: Fitted) -> dict[str, Tensor]:

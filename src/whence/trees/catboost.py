@@ -41,7 +41,6 @@ def read(model: Any) -> TreeEnsemble | None:
         shrinkage=float(settings["learning_rate"]),
         l2=float(settings["l2_leaf_reg"]),
         l2_by_weight=True,
-        sample_share=float(settings.get("subsample", 1.0)),
         notes=_notes(model, settings),
     )
 

@@ -64,7 +64,6 @@ def _averaged(model: Any) -> TreeEnsemble:
         base=numpy.zeros(values.shape[1]),
         likelihood="gaussian",
         shrinkage=1 / len(trees),
-        sample_share=share,
         notes=noted((share < 1, f"Each tree saw a bootstrap sample, {share:.0%} of the training rows on average.")),
     )
 
@@ -89,7 +88,7 @@ def _boosting(model: Any) -> TreeEnsemble:
 
     sampled = (model.subsample < 1, f"Each tree saw a random {model.subsample:.0%} of the training rows.")
     found = _boosted(model, len(trees), leaves, values, base, early=model.n_iter_no_change is not None)
-    return replace(found, sample_share=float(model.subsample), notes=noted(sampled) + found.notes)
+    return replace(found, notes=noted(sampled) + found.notes)
 
 
 def _histogram_boosting(model: Any) -> TreeEnsemble:

@@ -148,7 +148,7 @@ SINGLE = 1e-5  # relative gap between sums of gradients that rounding to single 
 
 
 def _settings(config: Any, own: tuple[float, float] | None, dart: bool) -> dict[str, Any]:
-    """Shrinkage, penalty, share of rows and notes, from the configuration of a booster and the values of its trees."""
+    """Shrinkage, penalty and notes, from the configuration of a booster and the values of its trees."""
     booster = config["gradient_booster"]
     booster = booster.get("gbtree", booster)
     train = booster["tree_train_param"]
@@ -162,7 +162,6 @@ def _settings(config: Any, own: tuple[float, float] | None, dart: bool) -> dict[
     return {
         "shrinkage": shrinkage,
         "l2": l2,
-        "sample_share": share,
         "notes": noted(
             (lost, READ_OFF.format(shrinkage, l2)),
             (usual, MAYBE_LOST),
