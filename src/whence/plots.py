@@ -206,11 +206,11 @@ def risk_coverage(
         label = f"{NAMES.get(name, name)} ({number(risk.mean())})"
         ax.plot(coverage, risk, color=colour, linestyle=dashes, linewidth=1.8, label=label)
     best = kept_risk(errors, errors)
-    ax.plot(coverage, best, color=LINE, linewidth=1, label=f"knowing the errors ({number(best.mean())})")
+    ax.plot(coverage, best, color=LINE, linewidth=1, label=f"best possible ({number(best.mean())})")
     ax.axhline(chance, color=LINE, linewidth=1, linestyle=(0, (1, 2)), label=f"by chance ({number(chance)})")
     ax.set(xlim=(0, 100), xlabel="predictions kept, %", ylabel="mean error of those kept")
     ax.set_ylim(min(0.0, float(best.min())), 1.08 * top if top > 0 else None)
-    ax.legend(frameon=False, fontsize="small", title="set aside by (area)", title_fontsize="small", alignment="left")
+    ax.legend(frameon=False, fontsize="small", title="removed by (area)", title_fontsize="small", alignment="left")
     return quiet(ax)
 
 

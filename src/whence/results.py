@@ -166,7 +166,7 @@ class Uncertainty(Shown):
             if self.later is None:
                 raise InputError(
                     "expected inputs that can be read again, got none: an iterator is spent, and results gathered from "
-                    "processes have no inputs. Ask for covariances at once with predict(x, covariance=True), or pass a "
+                    "processes have no inputs. Compute covariances at once with predict(x, covariance=True), or pass a "
                     "loader or a batch."
                 )
             self.covariances.update(self.later())
@@ -214,7 +214,7 @@ class Uncertainty(Shown):
     def _known_likelihood(self, of_all: str = "") -> Likelihood:
         """The likelihood. Raises if there is none, or if all outputs are needed and only some were predicted."""
         if self.likelihood is None:
-            known = "expected results that know their likelihood for probabilities, got none."
+            known = "expected results with a likelihood for probabilities, got none."
             raise InputError(f"{known} Take them from Tracer.predict.")
         if of_all and self.chosen is not None:
             raise InputError(f'expected all outputs for {of_all}, got some of them. Predict with outputs="all".')

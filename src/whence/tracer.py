@@ -132,7 +132,7 @@ class Tracer(Fitted):
         def covariances() -> Mapping[str, Tensor]:
             again = self.predict(x, covariance=True, outputs=outputs)
             rounding = 10 * torch.finfo(working_precision(self.problem)).eps ** 0.5
-            advice = ", or ask for covariances at once, with covariance=True"
+            advice = ", or compute covariances at once, with covariance=True"
             check_same(found.mean, again.mean, self.problem.network.repeated_tolerance, advice)
             for name, variance in found.variances.items():
                 check_same(variance, again.variance(name), rounding, advice)
@@ -433,7 +433,7 @@ class Tracer(Fitted):
             >>> tracer.suggest(1, pool=torch.tensor([[0.0], [9.0], [1.0]], dtype=torch.float64)).index
             tensor([1])
         """
-        check_count(budget, "budget", " Inputs to choose from are named: suggest(100, pool=x).")
+        check_count(budget, "budget", " Pass inputs to choose from by name: suggest(100, pool=x).")
         if pool is None:
             check_ungrouped(self)
             check_count(copies, "copies")

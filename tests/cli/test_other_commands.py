@@ -37,7 +37,7 @@ def test_help_has_examples(command: str) -> None:
 
 def test_exit_codes_are_in_the_help() -> None:
     words = " ".join(call("--help").stdout.split())
-    assert "Exit codes: 0 done; 1 a fault of whence" in words
+    assert "Exit codes: 0 done; 1 a bug in whence" in words
     assert "130 interrupted" in words
 
 
@@ -114,7 +114,7 @@ def test_fault_of_whence_is_told_as_such(tmp_path: Path) -> None:
     )
     result = call("fit", path, "-q")
     assert result.exit_code == FAILED
-    assert "a fault of whence" in " ".join(result.output.split())
+    assert "a bug in whence" in " ".join(result.output.split())
 
 
 def test_a_reader_that_leaves_is_no_fault(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_what_a_person_sees(exported: Exported, tmp_path: Path) -> None:
     result = call("table", exported.data, "-t", "colour", "--model", "network", *options)
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
-    for wanted in ("the other rows say", "before after", "labels changed", "5 rows labelled", "% of labels"):
+    for wanted in ("the other rows suggest", "before after", "labels changed", "5 rows labelled", "% of labels"):
         assert wanted in words
     assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
 
@@ -207,7 +207,7 @@ def test_files_that_are_read_are_not_overwritten(exported: Exported, tmp_path: P
     for options in (("--export", exported.data), ("--import", answers, "--export", answers)):
         result = call("table", exported.data, "-t", "colour", "-q", *options)
         assert result.exit_code == UNUSABLE
-        assert "another file for the results than the one that is read" in " ".join(result.output.split())
+        assert "different files to read and to write" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

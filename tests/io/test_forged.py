@@ -34,10 +34,10 @@ def test_what_is_no_file(fit: Fit, path: Path, tmp_path: Path) -> None:
     refused(tmp_path / "link.whence", fit.model, "got the symbolic link", whence.InputError)
     (tmp_path / "broken.whence").symlink_to(tmp_path / "nowhere")
     refused(tmp_path / "broken.whence", fit.model, "got the symbolic link", whence.InputError)
-    refused(tmp_path, fit.model, "which is no plain file", whence.InputError)
+    refused(tmp_path, fit.model, "which is not a regular file", whence.InputError)
     os.mkfifo(tmp_path / "pipe")
-    refused(tmp_path / "pipe", fit.model, "which is no plain file", whence.InputError)
-    refused(Path("/dev/zero"), fit.model, "which is no plain file", whence.InputError)
+    refused(tmp_path / "pipe", fit.model, "which is not a regular file", whence.InputError)
+    refused(Path("/dev/zero"), fit.model, "which is not a regular file", whence.InputError)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02}q\x00.", b"\x10" + b"\x00" * 200, b"{" * 100])

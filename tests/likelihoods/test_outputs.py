@@ -77,7 +77,7 @@ def test_squared_error_and_yes_or_no() -> None:
     squared = whence.fit(net, [(x, x[:, :2])], ridge=0.1, progress=False)
     assert_close(squared.predict(TEST, outputs=[1]).ho, squared.predict(TEST).ho[:, [1]])
     for one in (yes, squared):
-        with pytest.raises(whence.errors.InputError, match=r'one class an example for outputs="predicted"'):
+        with pytest.raises(whence.errors.InputError, match=r'one class for each example for outputs="predicted"'):
             one.predict(TEST, outputs="predicted")
 
 

@@ -458,7 +458,7 @@ def test_columns_that_cannot_be(wrong: Any) -> None:
 
 
 def test_what_needs_all_outputs() -> None:
-    with pytest.raises(whence.InputError, match=r'expected loo="example" where only 2 mixtures'):
+    with pytest.raises(whence.InputError, match=r'expected loo="example" in a fit of 2 mixtures'):
         PROBLEMS["three logits"].fit(hessian_columns=2, loo="output")
 
 

@@ -172,7 +172,7 @@ def test_labels_minus_one_and_one_as_integers() -> None:
 
 
 def test_class_indices_for_many_logits() -> None:
-    message = r"targets of shape \(5, 3\), as the model's outputs, got \(5,\) in batch 0\. For one class an example out"
+    message = r"targets of shape \(5, 3\), as the model's outputs, got \(5,\) in batch 0\. For one class out"
     with pytest.raises(whence.ShapeError, match=message):
         fit(labels(3, N), "bernoulli")
 

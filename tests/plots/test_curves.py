@@ -65,7 +65,7 @@ def test_risk_coverage_draws_each_score_the_best_and_chance() -> None:
     assert drawn["Ho (0.208)"] == pytest.approx([0.0, 0.0, 1 / 3, 0.5])
     assert drawn["HeC3 (0.792)"] == pytest.approx([1.0, 1.0, 2 / 3, 0.5])
     assert drawn["mine (0.417)"] == pytest.approx([0.0, 0.5, 2 / 3, 0.5])
-    assert drawn["knowing the errors (0.208)"] == pytest.approx([0.0, 0.0, 1 / 3, 0.5])
+    assert drawn["best possible (0.208)"] == pytest.approx([0.0, 0.0, 1 / 3, 0.5])
     assert list(drawn["by chance (0.5)"]) == [0.5, 0.5]
     assert list(ax.lines[0].get_xdata()) == [25.0, 50.0, 75.0, 100.0]
     looks = {(to_hex(line.get_color()), str(line.get_linestyle()), line.get_linewidth()) for line in ax.lines}

@@ -266,11 +266,11 @@ def test_says_what_is_wrong(example: Example, tmp_path: Path, options: dict[str,
 def test_says_which_fits_no_report_can_be_made_of(tmp_path: Path) -> None:
     x, labels = torch.randn(30, 4, 3).double(), torch.randint(0, 2, (30, 4))
     tokens = whence.fit(nn.Linear(3, 2).double().eval(), [(x, labels)], "categorical", progress=False)
-    with pytest.raises(whence.InputError, match="answers once for each example, got one that answers at several"):
+    with pytest.raises(whence.InputError, match="one output vector for each example, got one with outputs at several"):
         tokens.report(tmp_path / "report.html", x)
     many = nn.Linear(3, 70).double().eval()
     sketched = whence.fit(many, [(x[:, 0], labels[:, 0])], "categorical", progress=False)
-    with pytest.raises(whence.InputError, match="looks at all 70 outputs, got one that looks at 17 mixtures"):
+    with pytest.raises(whence.InputError, match="a fit of all 70 outputs, got one of 17 mixtures"):
         sketched.report(tmp_path / "report.html", x[:, 0])
 
 

@@ -395,7 +395,7 @@ def test_diagnostics_say_that_trees_saw_some_of_the_rows(model: Any, words: str)
 
 
 def halved_squares(y: Any, prediction: Any) -> tuple[Any, Any]:
-    """An objective of one's own: gradient and Hessian."""
+    """A custom objective: gradient and Hessian."""
     return prediction - y, np.ones_like(y)
 
 
@@ -415,7 +415,7 @@ def halved_squares(y: Any, prediction: Any) -> tuple[Any, Any]:
         ),
         (xgboost.XGBRegressor(n_estimators=5, objective="count:poisson"), "regression", "squarederror.*count:poisson"),
         (xgboost.XGBRegressor(n_estimators=5, objective=halved_squares), "regression", "squarederror.*a function"),
-        (lightgbm.LGBMRegressor(objective=halved_squares, **LGB), "regression", "'regression'.*one's own"),
+        (lightgbm.LGBMRegressor(objective=halved_squares, **LGB), "regression", "'regression'.*a custom objective"),
         (xgboost.XGBRegressor(n_estimators=5, booster="gblinear"), "regression", "trees.*gblinear"),
         (xgboost.XGBClassifier(n_estimators=5), "labels", "one label.*2 labels"),
         (
@@ -525,8 +525,8 @@ def test_files_of_xgboost_lose_settings_that_the_trees_still_have(task: str, opt
     assert here is not None
     assert there is not None
     assert (there.shrinkage, there.l2) == pytest.approx((here.shrinkage, here.l2), rel=1e-3)
-    assert sum("read off the trees" in note for note in there.notes) == 1
-    assert not any("read off the trees" in note for note in here.notes)
+    assert sum("inferred from the trees" in note for note in there.notes) == 1
+    assert not any("inferred from the trees" in note for note in here.notes)
 
 
 def test_settings_that_a_file_of_xgboost_lost_for_good_are_noted(tmp_path: Path) -> None:

@@ -146,8 +146,8 @@ def sum_by_group(shares: Tensor | None, groups: Sequence[Any] | Tensor) -> Group
     """
     if shares is None:
         raise InputError(
-            "expected the shares of all training examples to sum over groups, got the largest ones only. "
-            "Ask for them: tracer.attribute(x, matrix=True)."
+            "expected the shares of all training examples to sum over groups, got the largest ones only. Compute them: "
+            "tracer.attribute(x, matrix=True)."
         )
     listed = groups.tolist() if hasattr(groups, "tolist") else list(groups)  # tensors, arrays, columns of tables
     if not isinstance(listed, list) or (hasattr(groups, "tolist") and any(isinstance(one, list) for one in listed)):
@@ -318,8 +318,8 @@ def attribute_positions(fitted: Fitted, x: Any, top: int, matrix: bool, position
     """Attribute the variances of predicted classes position by position; see `Tracer.attribute`."""
     if not fitted.problem.dense:
         raise InputError(
-            "expected a network that answers at several positions, (n, positions, k), for positions=..., got one row "
-            f"of {fitted.problem.k} outputs an example. Leave positions out."
+            "expected a network with outputs at several positions, (n, positions, k), for positions=..., got one row "
+            f"of {fitted.problem.k} outputs for each example. Leave positions out."
         )
 
     def of_batch(inputs: Inputs, _: str) -> tuple[Attribution, Tensor, int]:

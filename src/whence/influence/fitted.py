@@ -235,7 +235,7 @@ def _check_unchanged(fitted: Fitted) -> None:
         shown = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
         raise StaleModelError(
             f"expected the weights and buffers that were fitted, got changes in {shown}. "
-            "Call whence.fit again, or load the weights of that time."
+            "Call whence.fit again, or load the fitted weights."
         )
 
 
@@ -412,8 +412,8 @@ def check_traced(problem: Linearization, found: Mapping[str, Tensor], inputs: In
     if bad:
         raise InputError(
             "expected finite gradients of the outputs in the weights to trace predictions, got NaN or infinity for "
-            f"{len(bad)} of {batch_size(inputs, 'this batch')} of a batch, as number {bad[0]} there. Look for a square "
-            "root, a norm or a division at zero in the model, and leave these inputs out: predict gives them NaN."
+            f"{len(bad)} of {batch_size(inputs, 'this batch')} inputs of a batch, first for number {bad[0]}. Look for "
+            "a square root, a norm or a division at zero in the model; leave these inputs out: predict returns NaN."
         )
     check_variances(problem, found, "a batch")
 
@@ -492,6 +492,6 @@ def check_same(before: Tensor, again: Tensor, tolerance: float = 1e-3, advice: s
         if torch.allclose(before, again, tolerance, size, equal_nan=True):
             return
     raise LoaderError(
-        "expected the same inputs in every pass, got other predictions for the same places the second time. Use "
+        "expected the same inputs in every pass, got different predictions in the second pass. Use "
         f"shuffle=False and switch random augmentation off, or pass the inputs as one tensor{advice}."
     )

@@ -269,7 +269,7 @@ class WrongLabels:
         at most 1.2 % of labels look wrong where examples are clear; another 3 % are contradicted in places that are
         hard or full of errors
         >>> print(WrongLabels(unknown="30 labels are too few"))
-        it cannot be said how many labels are wrong: 30 labels are too few
+        the share of wrong labels cannot be estimated: 30 labels are too few
     """
 
     share: float = math.nan
@@ -281,7 +281,7 @@ class WrongLabels:
     def __str__(self) -> str:
         """In words."""
         if self.unknown:
-            return f"it cannot be said how many labels are wrong: {self.unknown}"
+            return f"the share of wrong labels cannot be estimated: {self.unknown}"
         share, lower, upper, rest = (f"{100 * one:.2g}" for one in (self.share, self.lower, self.upper, self.overlap))
         more = f"; another {rest} % are contradicted in places that are hard or full of errors"
         more = more if self.overlap >= MENTIONED else ""

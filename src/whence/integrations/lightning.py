@@ -86,8 +86,8 @@ class WhenceCallback(Callback):
             return self.loader
         if trainer.world_size > 1:
             raise InputError(
-                f"expected a loader of all training data with {trainer.world_size} processes, of which each sees a "
-                "part only, got none. Pass WhenceCallback(loader=...)."
+                f"expected a loader of all training data with {trainer.world_size} processes, each of which sees only "
+                "a part, got none. Pass WhenceCallback(loader=...)."
             )
         loader = trainer.train_dataloader
         if isinstance(loader, (dict, list, tuple)) or loader is None:

@@ -156,8 +156,8 @@ class Likelihood(ABC):
     def predicted(self, outputs: Tensor) -> Tensor:
         """(m,) index of the predicted class's output."""
         raise InputError(
-            f'expected a likelihood with one class an example for outputs="predicted", got {self.name!r}. Name the '
-            "outputs, for example outputs=[0]."
+            f'expected a likelihood with one class for each example for outputs="predicted", got {self.name!r}. Name '
+            "the outputs, for example outputs=[0]."
         )
 
     def contrasts(self, outputs: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class Bernoulli(Classes):
                 "Bernoulli(pos_weight=...)."
             )
         _check_logits(outputs, where)
-        advice = 'For one class an example out of many use likelihood="categorical".' if targets.ndim == 1 else ""
+        advice = 'For one class out of many use likelihood="categorical".' if targets.ndim == 1 else ""
         flat = shaped_as_outputs(targets, outputs, where, advice)
         wrong = ((flat < 0) | (flat > 1)).any(1)
         if bool(wrong.any()):

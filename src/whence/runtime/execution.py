@@ -165,7 +165,7 @@ class Chunks:
                 self.most = taken // 2
                 self.notes.append(
                     f"the device ran out of memory with the {self.what} of {taken} examples at once; {self.most} were "
-                    "taken from then on"
+                    "used from then on"
                 )
                 if torch.cuda.is_initialized():
                     torch.cuda.empty_cache()
@@ -234,8 +234,8 @@ class Passes:
             if where.start < done:
                 raise LoaderError(
                     f"expected batches of the same size as when the checkpoint was written, where one ended after "
-                    f"{done} examples, got one of examples {where.start} to {where.stop}. Use the batch_size of that "
-                    "time, or another folder."
+                    f"{done} examples, got one of examples {where.start} to {where.stop}. Use the same batch_size, or "
+                    "another folder."
                 )
             yield item
             if resumable and self.checkpoint is not None and not self.shared:
@@ -276,7 +276,7 @@ class Passes:
 def partial_data_error() -> LoaderError:
     """The error for a question that needs all training data, when each process has a part of them."""
     return LoaderError(
-        "expected all training data for this question, got a fit of several processes, each of which has a part of "
+        "expected all training data for this method, got a fit of several processes, each of which has a part of "
         "them. Save the fit, and whence.load(path, model, train_loader=...) with the batches of all processes, one "
         "after the other."
     )

@@ -59,8 +59,8 @@ def _notes(model: Any, settings: dict[str, Any]) -> tuple[str, ...]:
         ),
         (
             model.get_cat_feature_indices(),
-            "While trees grew, target statistics of categories counted earlier rows only, so a training row can "
-            "be sent to another leaf now than then.",
+            "While trees grew, target statistics of categories counted earlier rows only, so a training row may be in "
+            "another leaf now than during training.",
         ),
         (settings.get("monotone_constraints"), "Monotone constraints bound the leaf values."),
         (by_class, "The loss weights rows by their class."),

@@ -32,7 +32,7 @@ def read(model: Any) -> TreeEnsemble | None:
     head, *trees, settings = _sections(booster.model_to_string())  # up to the best iteration, as in predict
     if not trees:
         raise not_fitted(model)
-    loss = head.get("objective", "an objective of one's own")
+    loss = head.get("objective", "a custom objective")
     likelihood = LIKELIHOODS.get(loss.split()[0] if loss.startswith("multiclass ") else loss)
     if likelihood is None:
         raise loss_not_taken(model, loss, TAKEN)

@@ -75,7 +75,7 @@ def _boosting(model: Any) -> TreeEnsemble:
 
     if not isinstance(model.init_, DummyClassifier | DummyRegressor | str):
         got = f"with init={type(model.init_).__name__}"
-        raise not_taken(model, "init=None or init='zero'", got, "whence takes boosting that starts with a constant.")
+        raise not_taken(model, "init=None or init='zero'", got, "whence supports boosting that starts with a constant.")
     trees = model.estimators_.ravel()  # an iteration has one tree for each output
     numbers = LeafNumbers([tree.tree_.children_left < 0 for tree in trees])
     values = numpy.concatenate([tree.tree_.value[:, 0, 0] for tree in trees])[numbers.is_leaf] * model.learning_rate

@@ -20,11 +20,11 @@ LIKELIHOODS: dict[str, Loss] = {
 
 READ_OFF = (
     "The model came without the settings of its training, as one from a file does. Its learning rate, {:.3g}, and L2 "
-    "penalty, {:.3g}, were read off the trees. Subsampling, class weights and constraints are not known."
+    "penalty, {:.3g}, were inferred from the trees. Subsampling, class weights and constraints are not known."
 )
 MAYBE_LOST = (
-    "Learning rate 0.3 and L2 penalty 1 are the library's defaults. A model from a file has lost its own, and these "
-    "trees do not say them. If it is one, pass ridge=."
+    "Learning rate 0.3 and L2 penalty 1 are the library's defaults. A model from a file no longer has its own, and "
+    "they cannot be inferred from these trees. If it is from a file, pass ridge=."
 )
 
 
