@@ -26,7 +26,7 @@ from .record import save, say, surroundings
 
 SIZES = (10, 100, 1_000, 10_000, 50_000)
 EXAMPLES, TESTS, BATCH, WIDTH, INPUTS = 256, 64, 64, 64, 32
-COLUMNS, SKETCHES = 16, 16
+COLUMNS = 16
 LONG = 5.0
 ALL = 1_000
 """Up to so many outputs all are looked at too, for comparison."""
@@ -86,8 +86,6 @@ def measure(outputs: int) -> dict[str, Any]:
         "fit": min(first, seconds(lambda: fit(COLUMNS)) if first < LONG else first) / train,
         "peak of predicted, bytes": extra_bytes(lambda: tracer.predict(test, outputs="predicted")),
         "predicted": seconds(lambda: tracer.predict(test, outputs="predicted")) / predict,
-        "peak of sketches, bytes": extra_bytes(lambda: tracer.predict(test, outputs=SKETCHES)),
-        "sketches": seconds(lambda: tracer.predict(test, outputs=SKETCHES)) / predict,
     }
     if outputs <= ALL:
         found["all"] = seconds(lambda: tracer.predict(test, outputs="all")) / predict
@@ -98,12 +96,12 @@ def measure(outputs: int) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """As it stands in the documentation."""
-    names = ("fit", "fit, all", "predicted", "sketches", "all")
-    peaks = ("peak of fit, bytes", "peak of predicted, bytes", "peak of sketches, bytes")
+    names = ("fit", "fit, all", "predicted", "all")
+    peaks = ("peak of fit, bytes", "peak of predicted, bytes")
     lines = [
-        f"| outputs | weights | fit, {COLUMNS} columns | fit, all | predicted class | {SKETCHES} sketches | all "
-        "outputs | peak of fit | of predicted class | of sketches |",
-        "|" + "---|" * 10,
+        f"| outputs | weights | fit, {COLUMNS} columns | fit, all | predicted class | all outputs | peak of fit | of "
+        "predicted class |",
+        "|" + "---|" * 8,
     ]
     for row in rows:
         times = [f"{row[name]:.1f}" if name in row else "" for name in names]
@@ -131,7 +129,6 @@ def main() -> None:
         "test examples": TESTS,
         "batch": BATCH,
         "columns": COLUMNS,
-        "sketches": SKETCHES,
         "times": "multiples of one forward and one backward pass over the same examples; processor time, one thread, "
         f"the shortest of two runs or more where one takes less than {LONG:.0f} s",
         "peaks": METHOD,

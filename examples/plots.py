@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from sklearn.datasets import load_digits, make_moons
+from sklearn.datasets import load_digits
 
-import whence
 from whence import plots
 from whence.report import Group
 from whence.sklearn import WhenceClassifier, WhenceRegressor
@@ -39,17 +38,6 @@ def curve():
     tracer = WhenceRegressor((50,), ridge=0.1, random_state=0).fit(x, y).tracer_
     grid = torch.linspace(-13, 13, 300, dtype=torch.float64).unsqueeze(1)
     picture("bands", (5, 3.4), lambda ax: plots.bands(grid, tracer.predict(grid), (x, y), ax=ax))
-    picture("leverage", (5, 3.4), lambda ax: plots.leverage_residual(tracer, ax=ax))
-    data = [(torch.from_numpy(x), torch.from_numpy(y).unsqueeze(1))]
-    chosen = whence.fit(tracer.problem.network.model, data, ridge="loo", progress=False)
-    picture("ridge", (5, 3.4), lambda ax: plots.ridge_path(chosen.ridge_path, ax=ax))
-
-
-def moons():
-    X, y = make_moons(200, noise=0.2, random_state=0)
-    tracer = WhenceClassifier((20,), ridge=0.1, random_state=0).fit(X, y).tracer_
-    picture("regions", (5, 3.8), lambda ax: plots.decision_regions(tracer, X, y, ax=ax))
-    picture("regions-ratio", (5, 3.8), lambda ax: plots.decision_regions(tracer, X, y, show="ratio", ax=ax))
 
 
 def digits():
@@ -91,7 +79,6 @@ def districts(path):
 
 
 curve()
-moons()
 digits()
 if HOUSING:
     districts(HOUSING)

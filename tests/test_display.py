@@ -71,7 +71,6 @@ def everything() -> dict[str, Shown]:
         "predictions": tracer.predict(X),
         "classes": classes.predict(X),
         "some outputs": classes.predict(X, outputs=[0, 2]),
-        "sketches": classes.predict(X, outputs=4),
         "several": fitted(3).predict(X),
         "attribution": tracer.attribute(X),
         "explanation": tracer.explain(X),

@@ -103,7 +103,7 @@ def test_quantities_have_no_probabilities(ask: Any) -> None:
     with pytest.raises(whence.InputError, match=message):
         ask(found)
     bare = whence.Uncertainty(found.mean, {name: found.covariance(name) for name in NAMES})
-    with pytest.raises(whence.InputError, match=r"know their likelihood for probabilities, got none\. Take them f"):
+    with pytest.raises(whence.InputError, match=r"with a likelihood for probabilities, got none\. Take them f"):
         ask(bare)
 
 

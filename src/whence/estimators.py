@@ -285,7 +285,7 @@ def out_of_range(problem: Linearization, got: str) -> InputError:
     largest = float(problem.outputs.abs().max()), float(problem.isometric(problem.residuals).abs().max())
     return InputError(
         f"expected variances that {' and '.join(names)} can hold, got {got}. Outputs are up to {largest[0]:.3g} here, "
-        f"residuals up to {largest[1]:.3g}, and variances go with the squares of these, of gradients, and of "
-        "1 / ridge. Scale inputs and targets to about one, choose a ridge nearer to the size of the curvature, or use "
-        "model.double()."
+        f"residuals up to {largest[1]:.3g}, and variances are proportional to the squares of these, of gradients, and "
+        "of 1 / ridge. Scale inputs and targets to about one, choose a ridge nearer to the size of the curvature, or "
+        "use model.double()."
     )

@@ -292,13 +292,13 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
     """Compute the curvature, and everything that follows from it."""
     if options.loo != "example" and problem.sketch is not None:
         raise InputError(
-            f'expected loo="example" where only {problem.sketch.columns} mixtures of the outputs are looked at, got '
+            f'expected loo="example" in a fit of {problem.sketch.columns} mixtures of the outputs, got '
             f'{options.loo!r}. Fit with hessian_columns="all" to leave out single {options.loo}s.'
         )
     if options.loo == "position" and problem.units is None:
         raise InputError(
-            'expected a network that answers at several positions, (n, positions, k), for loo="position", got one row '
-            f'of {problem.k} outputs an example. Use loo="example".'
+            'expected a network with outputs at several positions, (n, positions, k), for loo="position", got one row '
+            f'of {problem.k} outputs for each example. Use loo="example".'
         )
     ridge: float | None = None  # to be chosen by leave-one-out
     source = ""
@@ -396,7 +396,7 @@ def _diagnose(tracer: Tracer, source: str) -> list[Finding]:
     names = list(problem.selection.parameters)
     more = ", ..." * (len(names) > 6)
     off = "; more than there are: the approximation or lambda is off" * (freedom > numbers)
-    lost_words = "; without them their predictions are not determined, so that HeC3 is rounding: raise ridge"
+    lost_words = "; without them their predictions are not determined, and HeC3 is rounding error: raise ridge"
     step_words = "size of the step to the optimum of the linearized model, over the size of the weights"
     change_words = "how far that step would move the training residuals, over their size (root mean squares)"
     guarded = f"{loo.unit_name} at the guard, of {loo.deletions(problem)}{lost_words * undetermined}"
@@ -408,7 +408,7 @@ def _diagnose(tracer: Tracer, source: str) -> list[Finding]:
         Finding("Newton step", step.relative, step_words + "; taken" * loo.recenter),
         Finding("Newton change", moved, change_words),
         Finding("leverage policy", loo.policy, ""),
-        Finding("largest leverage", largest, "one means: the example decides its own prediction"),
+        Finding("largest leverage", largest, "1 means that the example determines its own prediction"),
         Finding("guarded leverages", adjusted.guarded, guarded),
     ]
     fitted = problem.selection.size

@@ -18,26 +18,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whence.curvature import RidgePath
 from whence.display import number
 from whence.errors import InputError, ShapeError
 from whence.influence import Explanation
 from whence.influence.explanation import BOTH, CONFIDENT, NOISY, SCARCE
-from whence.influence.fitted import check_ungrouped
-from whence.influence.training import cooks_distance, label_suspicion
-from whence.likelihoods import Bernoulli, Categorical
 from whence.report import Group, Tone
 from whence.report.charts import kept_risk
 from whence.results import Uncertainty
-from whence.tracer import Tracer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,11 +40,8 @@ __all__ = [
     "bands",
     "by_source",
     "by_verdict",
-    "decision_regions",
     "gallery",
-    "leverage_residual",
     "rank_scatter",
-    "ridge_path",
     "risk_coverage",
     "source_map",
 ]
@@ -59,8 +50,7 @@ Numbers = NDArray[np.float64]
 
 # Okabe and Ito's palette.
 BLUE, VERMILLION, GREEN, SKY = "#0072B2", "#D55E00", "#009E73", "#56B4E9"
-PURPLE, ORANGE, YELLOW, BLACK = "#CC79A7", "#E69F00", "#F0E442", "#000000"
-PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, YELLOW, BLACK)
+PURPLE, ORANGE, BLACK = "#CC79A7", "#E69F00", "#000000"
 GREY, LINE, INK = "#9aa0a6", "#6b7178", "#3c4147"
 
 # Groups differ by colour and by shape: colour, marker, size, opacity.
@@ -115,11 +105,6 @@ def column(values: Any, count: int, what: str, of: str = "prediction") -> Number
     if found.size != count or len(found) != count:
         raise ShapeError(f"expected {count} {what}, one for each {of}, got shape {tuple(found.shape)}.")
     return found.reshape(count)
-
-
-def note(ax: Axes, text: str, place: tuple[Any, Any], offset: tuple[int, int], **style: Any) -> None:
-    """Write a text in blue beside a place, offset by so many points."""
-    ax.annotate(text, place, xytext=offset, textcoords="offset points", color=BLUE, **style)
 
 
 def check_count(given: Sized | None, count: int, what: str, of: str = "prediction") -> None:
@@ -221,46 +206,15 @@ def risk_coverage(
         label = f"{NAMES.get(name, name)} ({number(risk.mean())})"
         ax.plot(coverage, risk, color=colour, linestyle=dashes, linewidth=1.8, label=label)
     best = kept_risk(errors, errors)
-    ax.plot(coverage, best, color=LINE, linewidth=1, label=f"knowing the errors ({number(best.mean())})")
+    ax.plot(coverage, best, color=LINE, linewidth=1, label=f"best possible ({number(best.mean())})")
     ax.axhline(chance, color=LINE, linewidth=1, linestyle=(0, (1, 2)), label=f"by chance ({number(chance)})")
     ax.set(xlim=(0, 100), xlabel="predictions kept, %", ylabel="mean error of those kept")
     ax.set_ylim(min(0.0, float(best.min())), 1.08 * top if top > 0 else None)
-    ax.legend(frameon=False, fontsize="small", title="set aside by (area)", title_fontsize="small", alignment="left")
-    return quiet(ax)
-
-
-def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
-    """Plot the leave-one-out error against the ridge, with the smallest marked.
-
-    Args:
-        path: `tracer.ridge_path` of a fit with `ridge="loo"`.
-        ax: axes to draw on.
-
-    Examples:
-        >>> tracer = whence.fit(net, [(x, y)], ridge="loo", progress=False)
-        >>> ax = plots.ridge_path(tracer.ridge_path, ax=Figure().subplots())
-        >>> ax.get_xscale()
-        'log'
-    """
-    if path is None:
-        raise InputError('expected a path of ridges, got None. Fit with ridge="loo" to have one.')
-    ridges, errors = (values.detach().cpu().numpy() for values in (path.ridges, path.errors))
-    ax = axes(ax)
-    ax.plot(ridges, errors, color=LINE, linewidth=1.5, marker="o", markersize=3.5, zorder=2)
-    best = int(errors.argmin())
-    ax.axvline(path.best, color=BLUE, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-    ax.plot(ridges[best : best + 1], errors[best : best + 1], "o", color=BLUE, markersize=8, zorder=3)
-    text = f"λ = {path.best:.3g}{', at the end of the grid' if best in (0, len(ridges) - 1) else ''}"
-    side, offset = ("right", -6) if best > len(ridges) / 2 else ("left", 6)
-    note(ax, text, (path.best, 1.0), (offset, -4), xycoords=("data", "axes fraction"), ha=side, va="top")
-    ax.set(xscale="log", xlabel="ridge λ, on the sum scale", ylabel="leave-one-out error")
-    if errors.min() > 0 and errors.max() / errors.min() > 20:
-        ax.set_yscale("log")
+    ax.legend(frameon=False, fontsize="small", title="removed by (area)", title_fontsize="small", alignment="left")
     return quiet(ax)
 
 
 LARGEST = 130.0  # area of the largest circle of a map, in points squared
-COOKS_DISTANCES = (0.5, 1.0)  # where lines are drawn, as is usual
 
 
 def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None, ax: Axes | None = None) -> Axes:
@@ -378,48 +332,6 @@ def source_map(
     return quiet(ax)
 
 
-def leverage_residual(tracer: Tracer, top: int = 5, ax: Axes | None = None) -> Axes:
-    """Plot leverage against the studentized residual of every training example.
-
-    To the right: examples that determine their own prediction. Up and down: labels that the others contradict. Those
-    with the largest Cook's distance, which do both, are named. Lines of equal distance are drawn if they fit in.
-
-    Args:
-        tracer: the fit. With several outputs leverages are summed, and the size of the residual is shown.
-        top: how many examples to name.
-        ax: axes to draw on.
-
-    Examples:
-        >>> ax = plots.leverage_residual(tracer, ax=Figure().subplots())
-        >>> len(ax.collections) + len(ax.lines) > 0
-        True
-    """
-    check_ungrouped(tracer)
-    n, k = tracer.problem.n, tracer.problem.k
-    leverage, residual = tracer.leverage.sum(1).cpu().numpy(), label_suspicion(tracer).score.cpu().numpy()
-    if k == 1:
-        residual = residual * np.sign(tracer.residuals[:, 0].cpu().numpy())
-    ax = axes(ax)
-    largest = np.argsort(-cooks_distance(tracer).cpu().numpy(), kind="stable")[:top]
-    rest = np.setdiff1d(np.arange(n), largest)
-    ax.scatter(leverage[rest], residual[rest], s=14, c=GREY, alpha=0.65, linewidths=0, zorder=2)
-    ax.scatter(leverage[largest], residual[largest], s=24, c=BLUE, linewidths=0, zorder=3)
-    for place in largest:
-        side, offset = ("top", -5) if residual[place] < 0 else ("bottom", 5)
-        note(ax, str(place), (leverage[place], residual[place]), (0, offset), ha="center", va=side, fontsize="small")
-    ax.margins(x=0.06, y=0.12)
-    ax.set_xlim(left=0.0)
-    if k == 1:
-        ax.set(xlabel="leverage", ylabel="studentized residual")
-        ax.axhline(0, color=LINE, linewidth=0.8, zorder=1)
-    else:
-        ax.set(xlabel="leverage, summed over outputs", ylabel="size of the studentized residual")
-        ax.set_ylim(bottom=0.0)
-    if k == 1 and tracer.problem.hessian_roots is None:  # otherwise the distance is not a function of the two
-        _cooks_lines(ax, tracer.degrees_of_freedom)
-    return quiet(ax)
-
-
 def ranks(values: Tensor) -> Tensor:
     """Rank of each value, from 0 for the smallest, or NaN, to 1 for the largest; ties in their original order."""
     known = torch.where(values.isnan(), -torch.inf, values)
@@ -454,137 +366,6 @@ def _map_legend(ax: Axes, scale: float | None) -> None:
     for handle in legend.legend_handles[:groups]:
         if handle is not None:
             handle.set(sizes=[36.0], alpha=0.9)
-
-
-def _cooks_lines(ax: Axes, freedom: float) -> None:
-    """Lines of equal Cook's distance, D = r^2 h / (dof (1 - h)), inside the plot."""
-    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
-    h: Numbers = np.linspace(max(left, 1e-6), min(right, 1 - 1e-6), 400)
-    for distance in COOKS_DISTANCES:
-        r = np.sqrt(distance * freedom * (1 - h) / h)
-        for sign, limit in ((1, top), (-1, -bottom)):
-            inside = r <= limit
-            if inside.any():
-                ax.plot(h[inside], sign * r[inside], color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-                ax.text(h[-1], sign * r[-1], f" Cook's {distance:g}", color=INK, fontsize="x-small", va="center")
-    ax.set(xlim=(left, right), ylim=(bottom, top))
-
-
-PAD = 0.15  # margin around the inputs, as a share of their range
-BATCH = 4096  # points of the plane that are predicted together
-MARKERS = "osD^vP"
-GREYS = ("#1a1a1a", "#ffffff", "#b5b5b5", "#6e6e6e")
-
-
-def decision_regions(
-    tracer: Tracer,
-    inputs: Any,  # (n, 2)
-    labels: Any = None,
-    *,
-    show: Literal["doubt", "ho", "hec3", "ratio"] = "doubt",
-    names: Sequence[str] | None = None,
-    steps: int = 120,
-    ax: Axes | None = None,
-) -> Axes:
-    """Plot the network's decisions over a plane, and how sure it is.
-
-    "doubt" colours each decision and fades to white where another training set may change it: where the margin is small
-    relative to its HeC3 standard deviation. "ho" and "hec3" show variances on a logarithmic scale, "ratio" their ratio:
-    blue where labels are noisy, vermillion where examples are few.
-
-    Args:
-        tracer: a fit to inputs of two numbers. One output decides by its sign, several by the largest.
-        inputs: examples to draw, which also set the visible part of the plane.
-        labels: (n,) classes of these examples, from 0; for one output also -1 and 1.
-        show: "doubt", "ho", "hec3" or "ratio".
-        names: names of the classes, for the legend.
-        steps: points along each axis.
-        ax: axes to draw on.
-
-    Examples:
-        >>> corners = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
-        >>> net, sides = torch.nn.Linear(2, 1), torch.tensor([[-1.0], [-1.0], [1.0], [1.0]])
-        >>> two = whence.fit(net, [(corners, sides)], recenter=True, progress=False)
-        >>> len(plots.decision_regions(two, corners, sides[:, 0], steps=8, ax=Figure().subplots()).images)
-        1
-    """
-    # an extra: needed only for plots
-    from matplotlib.colors import to_rgb
-    from matplotlib.patheffects import withStroke
-
-    if show not in ("doubt", "ho", "hec3", "ratio"):
-        raise InputError(f'expected show to be "doubt", "ho", "hec3" or "ratio", got {show!r}.')
-    points = inputs if isinstance(inputs, Tensor) else torch.as_tensor(inputs, device="cpu")
-    if points.ndim != 2 or points.shape[1] != 2:
-        raise ShapeError(f"expected inputs of shape (n, 2), got {tuple(points.shape)}.")
-    low, high = points.amin(0).double().cpu().numpy(), points.amax(0).double().cpu().numpy()
-    extra = PAD * np.maximum(high - low, 1e-9)
-    east, north = np.linspace(low - extra, high + extra, steps).T
-    plane = torch.cartesian_prod(torch.from_numpy(east), torch.from_numpy(north)).to(points)
-    found = tracer.predict(list(plane.split(BATCH)), covariance=(show == "doubt" and tracer.problem.k > 1) or None)
-    ax = axes(ax)
-    if show == "doubt":
-        choice, lead = decisions(found)
-        colours = np.array([to_rgb(PALETTE[int(group) % len(PALETTE)]) for group in choice])
-        firm = torch.erf(torch.from_numpy(lead) / 2**0.5).numpy()  # 1 - 2 P(the margin changes sign), normal errors
-        colours = 1.0 - 0.55 * firm[:, None] ** 1.5 * (1.0 - colours)  # white for a coin toss, else pastel
-        colours = colours.reshape(steps, steps, 3).transpose(1, 0, 2)
-        extent = (east[0], east[-1], north[0], north[-1])
-        ax.imshow(colours, extent=extent, origin="lower", aspect="auto", interpolation="bilinear")
-    else:
-        _shade(ax, east, north, score(found, show).cpu().numpy().reshape(steps, steps).T, show)
-    best = found.mean.topk(min(2, found.mean.shape[1]), dim=1).values
-    rivals = torch.where(found.mean == best[:, :1], best[:, 1:], best[:, :1]) if found.mean.shape[1] > 1 else 0.0
-    for lead in (found.mean - rivals).T.cpu().numpy():  # of each class over the others: zero along its borders
-        if lead.min() < 0 < lead.max():
-            border = ax.contour(east, north, lead.reshape(steps, steps).T, levels=[0.0], colors=[INK], linewidths=1.2)
-            border.set_path_effects([withStroke(linewidth=2.4, foreground="white")])
-    _examples(ax, points, labels, names, grey=show != "doubt")
-    ax.set(xlim=(east[0], east[-1]), ylim=(north[0], north[-1]), xlabel="first input", ylabel="second input")
-    return quiet(ax)
-
-
-def decisions(uncertainty: Uncertainty) -> tuple[Numbers, Numbers]:
-    """(m,) the decided class, and (m,) its margin in standard deviations of HeC3."""
-    mean, alone = uncertainty.mean, uncertainty.mean.shape[1] == 1
-    decided = replace(uncertainty, likelihood=Bernoulli() if alone else Categorical())  # for any loss
-    choice, variance = (mean[:, 0] > 0).long() if alone else mean.argmax(1), decided.margin_variance()
-    sigmas = decided.margin / variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
-    return choice.cpu().numpy(), sigmas.cpu().numpy()
-
-
-def _shade(ax: Axes, east: Numbers, north: Numbers, values: Numbers, show: str) -> None:
-    """Variances or their ratio on a logarithmic scale; a ratio of one is white, below vermillion, above blue."""
-    from matplotlib.colors import LinearSegmentedColormap  # an extra: needed only for plots
-
-    logs = np.log10(np.maximum(values, values[values > 0].min() if (values > 0).any() else 1e-300))
-    style: dict[str, Any] = {"cmap": "cividis"}
-    if show == "ratio":
-        colours = [VERMILLION, "#f3b58c", "#f7f7f5", "#8cbfdc", BLUE]
-        limit = max(float(np.quantile(np.abs(logs), 0.99)), 0.05)
-        style = {"cmap": LinearSegmentedColormap.from_list("whence", colours), "vmin": -limit, "vmax": limit}
-    mesh = ax.pcolormesh(east, north, logs, shading="auto", rasterized=True, **style)
-    bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.05, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.set_label(NAMES[show] if show == "ratio" else f"variance by {NAMES[show]}")
-    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{10**value:.2g}")
-
-
-def _examples(ax: Axes, points: Tensor, labels: Any, names: Sequence[str] | None, grey: bool) -> None:
-    """Draw examples in the colours of their classes; in shades of grey if the background uses the colours."""
-    places = points.detach().cpu().numpy()
-    if labels is None:
-        ax.scatter(places[:, 0], places[:, 1], s=14, c=INK, edgecolors="white", linewidths=0.5, zorder=3)
-        return
-    classes = torch.as_tensor(labels, device="cpu").reshape(-1).numpy()
-    check_count(classes, len(places), "labels", "input")
-    shades = GREYS if grey else PALETTE
-    for place, label in enumerate(np.unique(classes)):
-        at = place if classes.min() < 0 else int(label)
-        look: Any = {"c": shades[at % len(shades)], "marker": MARKERS[at % len(MARKERS)], "s": 18, "linewidths": 0.6}
-        look |= {"edgecolors": INK if grey and at % len(GREYS) else "white", "zorder": 3}
-        ax.scatter(*places[classes == label].T, label=f"class {label:g}" if names is None else names[at], **look)
-    ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
 
 
 def gallery(

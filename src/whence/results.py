@@ -51,9 +51,8 @@ MAX_OUTPUTS = 64
 class ChosenOutputs:
     """The outputs that were predicted, if not all of them."""
 
-    index: Tensor | None  # (m, ..., c) positions of the outputs among all k; `None` for sketches
+    index: Tensor  # (m, ..., c) positions of the outputs among all k
     probabilities: Tensor | None  # (m, ..., c) of these classes, if the likelihood has classes
-    sketches: bool  # whether variances belong to random sketches, each with the trace of the covariance as its mean
 
 
 @dataclass(frozen=True)
@@ -141,37 +140,13 @@ class Uncertainty(Shown):
 
     def variance(self, estimator: str) -> Tensor:
         """(m, k) variance of each output, for the estimator of this name."""
-        if self._sketched:
-            raise InputError(
-                "expected outputs that were looked at one by one for their variances, got random sketches of all. Ask "
-                "for trace(...) and trace_error(...), or predict with outputs='all', 'predicted' or a list."
-            )
         if estimator in self.variances:
             return self.variances[estimator].clamp_min(0.0)
         return torch.diagonal(self.covariance(estimator), dim1=-2, dim2=-1).clamp_min(0.0)
 
     def trace(self, estimator: str = "hec3") -> Tensor:
-        """(m,) total variance of the outputs used; for random sketches, an unbiased estimate over all outputs."""
-        return self._sketches(estimator).mean(-1) if self._sketched else self.variance(estimator).sum(-1)
-
-    def trace_error(self, estimator: str = "hec3") -> Tensor:
-        """(m,) standard error of `trace` over the random signs of the sketches; zero without sketches."""
-        if not self._sketched:
-            return torch.zeros_like(self.trace(estimator))
-        values = self._sketches(estimator)
-        return values.std(-1) / math.sqrt(values.shape[-1])
-
-    @property
-    def _sketched(self) -> bool:
-        return self.chosen is not None and self.chosen.sketches
-
-    def _sketches(self, estimator: str) -> Tensor:
-        self._check_name(estimator)
-        return self.variances[estimator]
-
-    def _check_name(self, estimator: str) -> None:
-        if estimator not in self.estimators:
-            raise InputError(f"expected one of {', '.join(self.estimators)}, got {estimator!r}.")
+        """(m,) total variance of the outputs used."""
+        return self.variance(estimator).sum(-1)
 
     @property
     def estimators(self) -> tuple[str, ...]:
@@ -180,17 +155,18 @@ class Uncertainty(Shown):
 
     def covariance(self, estimator: str = "hec3") -> Tensor:
         """(m, k, k) covariance between the outputs of each prediction, computed now if necessary."""
-        self._check_name(estimator)
+        if estimator not in self.estimators:
+            raise InputError(f"expected one of {', '.join(self.estimators)}, got {estimator!r}.")
         if estimator not in self.covariances:
-            if self._sketched or (self.later is None and self.mean.shape[-1] > MAX_OUTPUTS):
+            if self.later is None and self.mean.shape[-1] > MAX_OUTPUTS:
                 raise InputError(
-                    f"expected at most {MAX_OUTPUTS} outputs, looked at one by one, for covariances between them. "
-                    "Predict with a list of outputs."
+                    f"expected at most {MAX_OUTPUTS} outputs for covariances between them, got "
+                    f"{self.mean.shape[-1]}. Predict with a list of outputs."
                 )
             if self.later is None:
                 raise InputError(
                     "expected inputs that can be read again, got none: an iterator is spent, and results gathered from "
-                    "processes have no inputs. Ask for covariances at once with predict(x, covariance=True), or pass a "
+                    "processes have no inputs. Compute covariances at once with predict(x, covariance=True), or pass a "
                     "loader or a batch."
                 )
             self.covariances.update(self.later())
@@ -238,9 +214,9 @@ class Uncertainty(Shown):
     def _known_likelihood(self, of_all: str = "") -> Likelihood:
         """The likelihood. Raises if there is none, or if all outputs are needed and only some were predicted."""
         if self.likelihood is None:
-            known = "expected results that know their likelihood for probabilities, got none."
+            known = "expected results with a likelihood for probabilities, got none."
             raise InputError(f"{known} Take them from Tracer.predict.")
-        if of_all and self.chosen is not None and not self.chosen.sketches:
+        if of_all and self.chosen is not None:
             raise InputError(f'expected all outputs for {of_all}, got some of them. Predict with outputs="all".')
         return self.likelihood
 
@@ -262,7 +238,7 @@ class Uncertainty(Shown):
         `probability_std` is the standard deviation of the probabilities, if covariances were computed.
 
         With several positions, there is one row for each, with its position in the first columns. If only some outputs
-        were used, columns "output" say which. Random sketches have traces and their standard errors.
+        were used, columns "output" say which.
         """
         return frame({name: [column.reshape(-1)] for name, column in _columns(self).items()})
 
@@ -273,11 +249,11 @@ class Uncertainty(Shown):
         logits = " of the logits" if self._has_classes else ""
         return f"Uncertainty({self._size()}; median variance{logits} Ho {ho}, HeC3 {hec3}, median ratio {ratio})"
 
-    def _size(self, of: str = "") -> str:
+    def _size(self) -> str:
         """Number of predictions, positions and outputs."""
         *shape, k = self.mean.shape
         positions = "" if len(shape) == 1 else f" at {' x '.join(map(str, shape[1:]))} positions"
-        return f"{count(shape[0], 'prediction')}{positions}, {of}{count(k, 'output')}"
+        return f"{count(shape[0], 'prediction')}{positions}, {count(k, 'output')}"
 
     @property
     def _has_classes(self) -> bool:
@@ -285,8 +261,7 @@ class Uncertainty(Shown):
 
     def _table(self) -> Table:
         *shape, k = self.mean.shape
-        sketches, total = self._sketched, math.prod(shape)
-        title = self._size("random sketches of " * sketches)
+        title, total = self._size(), math.prod(shape)
         if not total:
             return Table(title)
         rows, more = rows_shown(total, "to_frame()")
@@ -296,7 +271,7 @@ class Uncertainty(Shown):
             numbering = Column("no., position", tuple(f"{row}, {position}" for row, position in pairs))
         ho, hec3, ratio = (values.reshape(-1)[:rows] for values in (self.trace("ho"), self.trace("hec3"), self.ratio))
         bars = (hec3 / hec3.nan_to_num(0.0).max()).nan_to_num(0.0)
-        columns = [numbering, *([] if sketches else _answers(self, rows))]
+        columns = [numbering, *_answers(self, rows)]
         note = f"Variances of the prediction itself{', summed over outputs' if k > 1 else ''}."
         if any(column.name == "probability" for column in columns):
             note = "Standard deviations of the probabilities over other training sets (HeC3); logits: to_frame()."
@@ -359,20 +334,16 @@ def _columns(u: Uncertainty) -> dict[str, Tensor]:
     if len(shape) > 1:
         axes = [torch.arange(size, device=u.mean.device) for size in (shape[0], shape[1:].numel())]
         columns["prediction"], columns["position"] = torch.meshgrid(*axes, indexing="ij")
-    sketches = u._sketched
-    if u.chosen is not None and u.chosen.index is not None:
+    if u.chosen is not None:
         columns |= _by_output("output", u.chosen.index, shape)
-    if not sketches:
-        columns |= _by_output("logit" if u._has_classes else "mean", u.mean, shape)
-    if u._has_classes and not sketches:
+    columns |= _by_output("logit" if u._has_classes else "mean", u.mean, shape)
+    if u._has_classes:
         columns |= _by_output("probability", u.probabilities, shape)
         columns |= _by_output("margin", u.margin, shape) if u.chosen is None else {}
         columns |= {} if u._stds is None else _by_output("probability_std", u._stds, shape)
     for name in u.estimators:
         columns[name] = u.trace(name)
-        if sketches:
-            columns[f"{name}_error"] = u.trace_error(name)
-        elif u.mean.shape[-1] > 1:
+        if u.mean.shape[-1] > 1:
             columns |= _by_output(name, u.variance(name), shape)
     columns["ratio"] = u.ratio
     return columns
@@ -395,7 +366,7 @@ def _answers(u: Uncertainty, rows: int) -> list[Column]:
         return values.reshape(-1, values.shape[-1])[:rows]
 
     k, likelihood, columns = u.mean.shape[-1], u.likelihood, []
-    if u.chosen is not None and u.chosen.index is not None:
+    if u.chosen is not None:
         index = first(u.chosen.index.expand(*u.mean.shape)).tolist()
         columns.append(Column("output", tuple(listing(row, 3) for row in index), left=True))
     if likelihood is None or not likelihood.has_classes:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from whence import report as reports
 from whence.curvature import RidgePath
 from whence.curvature.accumulate import working_precision
-from whence.data.batches import Inputs, batch_size, check_finite, combine, take
+from whence.data.batches import Inputs, batch_size, check_finite, combine
 from whence.data.targets import diagonal_blocks
 from whence.display import Table, count
 from whence.errors import InputError, ShapeError
@@ -33,12 +32,13 @@ from whence.influence.fitted import (
     for_each_batch,
     join_batches,
     using_model,
+    whole_numbers,
 )
 from whence.influence.suggest import Suggestion, label_first
 from whence.influence.training import label_suspicion, squared_influence, suspicion_over_copies, training_frame
 from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
-from whence.jacobian.views import OutputMixtures, OutputView, SelectedOutputs
+from whence.jacobian.views import SelectedOutputs
 from whence.likelihoods import Likelihood
 from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, findings_table, join, without_padding
 from whence.runtime.execution import asks_back
@@ -47,39 +47,25 @@ from whence.trust import Trust, assess
 if TYPE_CHECKING:
     import pandas
 
-MAX_SKETCH_BYTES = 64 * 2**20  # of the random signs in one chunk
-
-OutputChoice = Literal["all", "predicted"] | tuple[int, ...] | int
-"""Outputs to predict: all, that of the predicted class, some by position, or a number of random sketches of all."""
+OutputChoice = Literal["all", "predicted"] | tuple[int, ...]
+"""Outputs to predict: all, that of the predicted class, or some by position."""
 
 
 def read_outputs(given: Any) -> OutputChoice:
     """Read the option `outputs` of `Tracer.predict`.
 
     Examples:
-        >>> read_outputs("predicted"), read_outputs([3, 1]), read_outputs(16)
-        ('predicted', (3, 1), 16)
+        >>> read_outputs("predicted"), read_outputs([3, 1])
+        ('predicted', (3, 1))
     """
     if isinstance(given, str) and given in ("all", "predicted"):
         return "all" if given == "all" else "predicted"
-    if _is_integer(given):
-        if int(given) < 2:
-            raise InputError(
-                f"expected at least two random sketches, for a standard error, got outputs={given}. "
-                f"A single output goes into a list: outputs=[{given}]."
-            )
-        return int(given)
-    listed = given.tolist() if isinstance(given, Tensor) and given.ndim == 1 else given
-    if isinstance(listed, Sequence) and not isinstance(listed, str) and listed and all(map(_is_integer, listed)):
-        return tuple(int(one) for one in listed)
-    raise InputError(
-        'expected outputs to be "all", "predicted", a list of positions such as [0, 3], or a number of random '
-        f"sketches, got {given!r}."
-    )
-
-
-def _is_integer(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral)
+    listed = whole_numbers(given)
+    if listed is None:
+        raise InputError(
+            f'expected outputs to be "all", "predicted" or a list of positions such as [0, 3], got {given!r}.'
+        )
+    return tuple(listed)
 
 
 def output_positions(choice: str | tuple[int, ...], likelihood: Likelihood, outputs: Tensor) -> Tensor:
@@ -117,8 +103,7 @@ class Tracer(Fitted):
         x: Any,
         *,
         covariance: bool | None = None,
-        outputs: Literal["all", "predicted"] | Sequence[int] | int | None = None,
-        generator: torch.Generator | None = None,
+        outputs: Literal["all", "predicted"] | Sequence[int] | None = None,
     ) -> Uncertainty:
         """Predict with variances, for one batch or for all batches of a loader.
 
@@ -128,19 +113,16 @@ class Tracer(Fitted):
             covariance: compute covariances between outputs now, or only when they are used. By default now if that
                 costs little. If computed later, the inputs are read again, and must not have changed.
             outputs: which outputs to use, since each costs a backward pass: "all"; "predicted", only that of the
-                predicted class; a list of positions; or a number of random sketches, whose `trace` and `trace_error`
-                estimate the total variance of all outputs without bias. By default all, or the predicted class if the
-                fit itself did not use all outputs.
-            generator: draws the random signs of the sketches; by default one with seed 0.
+                predicted class; or a list of positions. By default all, or the predicted class if the fit itself did
+                not use all outputs.
         """
         choice = self._output_choice(outputs)
-        draw = generator or torch.Generator("cpu").manual_seed(0)
         at_once = bool(covariance) or not self.sandwich.variances_alone or (choice is None and self.problem.k == 1)
 
         def predict_batch(inputs: Inputs, where: str) -> Uncertainty:
             if choice is None:
                 return self._all_outputs(inputs, where, at_once)
-            found = self._chosen_outputs(inputs, where, choice, at_once, draw)
+            found = self._chosen_outputs(inputs, where, choice, at_once)
             check_variances(self.problem, {**found.variances, **found.covariances}, where, inputs)
             return without_padding(found, inputs)
 
@@ -150,14 +132,14 @@ class Tracer(Fitted):
         def covariances() -> Mapping[str, Tensor]:
             again = self.predict(x, covariance=True, outputs=outputs)
             rounding = 10 * torch.finfo(working_precision(self.problem)).eps ** 0.5
-            advice = ", or ask for covariances at once, with covariance=True"
+            advice = ", or compute covariances at once, with covariance=True"
             check_same(found.mean, again.mean, self.problem.network.repeated_tolerance, advice)
             for name, variance in found.variances.items():
                 check_same(variance, again.variance(name), rounding, advice)
             return again.covariances
 
         few = choice is None or found.mean.shape[-1] <= MAX_OUTPUTS
-        later = not (at_once or isinstance(choice, int) or isinstance(x, Iterator)) and few
+        later = not (at_once or isinstance(x, Iterator)) and few
         return replace(found, later=covariances if later else None)
 
     def _output_choice(self, outputs: Any) -> OutputChoice | None:
@@ -198,16 +180,10 @@ class Tracer(Fitted):
             )
         return self._mean(shaped.flatten(1), inputs, where).reshape(shaped.shape)
 
-    def _chosen_outputs(
-        self, inputs: Inputs, where: str, choice: OutputChoice, covariance: bool, generator: torch.Generator
-    ) -> Uncertainty:
-        """Variances of some outputs of a batch, or of random sketches of all outputs, at every position."""
+    def _chosen_outputs(self, inputs: Inputs, where: str, choice: OutputChoice, covariance: bool) -> Uncertainty:
+        """Variances of some outputs of a batch, at every position."""
         likelihood, outputs = self.problem.likelihood, self._shaped_outputs(inputs, where)
         *shape, k = outputs.shape
-        if isinstance(choice, int):
-            found = self._sketched_variances(choice, inputs, outputs, generator)
-            variances = {name: value.reshape(*shape, choice) for name, value in found.items()}
-            return Uncertainty(outputs, {}, variances, likelihood=likelihood, chosen=ChosenOutputs(None, None, True))
         flat = outputs.reshape(-1, k)
         index = output_positions(choice, likelihood, flat)
         c = index.shape[1]
@@ -218,7 +194,7 @@ class Tracer(Fitted):
         if choice != "all":
             chances = likelihood.probabilities(flat).gather(1, index) if likelihood.has_classes else None
             shaped_chances = None if chances is None else chances.reshape(*shape, c)
-            chosen = ChosenOutputs(index.reshape(*shape, c), shaped_chances, False)
+            chosen = ChosenOutputs(index.reshape(*shape, c), shaped_chances)
         mean = flat.gather(1, index).reshape(*shape, c)
         return Uncertainty(mean, found if full else {}, {} if full else found, likelihood=likelihood, chosen=chosen)
 
@@ -236,24 +212,7 @@ class Tracer(Fitted):
             parts.append(found)
         return combine(parts, partial(torch.cat, dim=1))
 
-    def _sketched_variances(
-        self, sketches: int, inputs: Inputs, outputs: Tensor, generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        """v^T C v (m, t, s) for random signs v, one position at a time; its mean is the trace of C."""
-        k, m = outputs.shape[-1], len(outputs)
-        rows = max(1, MAX_SKETCH_BYTES // (k * sketches * outputs.element_size()))
-        parts = []
-        for low in range(0, m, rows):
-            some, pieces = take(inputs, slice(low, low + rows)), []
-            for at in range(outputs.numel() // (m * k)):
-                shape = (min(rows, m - low), k, sketches)
-                signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=generator.device)
-                found = self._view_variances(OutputMixtures(some, (2 * signs - 1).to(outputs), at * k), False)
-                pieces.append({name: values.unsqueeze(1) for name, values in found.items()})
-            parts.append(combine(pieces, partial(torch.cat, dim=1)))
-        return combine(parts, torch.cat)
-
-    def _view_variances(self, view: OutputView, full: bool) -> dict[str, Tensor]:
+    def _view_variances(self, view: SelectedOutputs, full: bool) -> dict[str, Tensor]:
         """Covariances (m, c, c) of the outputs in a view, or only their variances (m, c)."""
         if not full and self.sandwich.variances_alone:
             return self._all_estimators(self.sandwich.variances(view)[1], None)
@@ -474,7 +433,7 @@ class Tracer(Fitted):
             >>> tracer.suggest(1, pool=torch.tensor([[0.0], [9.0], [1.0]], dtype=torch.float64)).index
             tensor([1])
         """
-        check_count(budget, "budget", " Inputs to choose from are named: suggest(100, pool=x).")
+        check_count(budget, "budget", " Pass inputs to choose from by name: suggest(100, pool=x).")
         if pool is None:
             check_ungrouped(self)
             check_count(copies, "copies")
@@ -586,7 +545,7 @@ class Tracer(Fitted):
             names: names of the classes, or of the outputs.
             images: how to show inputs as pictures: (m, h, w) or (m, c, h, w) of the test inputs, a pair of such arrays
                 for test and training inputs, or a function that makes them from a batch of inputs.
-            texts: the same for texts, or for lists of (token, weight) pairs.
+            texts: the same for texts.
             table: the same for rows of a table: a data frame, a dict of columns, or an array.
             **options: `ids` (a name for each prediction, or a pair of such lists for predictions and training
                 examples), `title`, `about` (paragraphs below the answer), `sections` (your own parts, see

@@ -194,8 +194,8 @@ def test_new_rows_with_strange_values_are_noted(regression: Run, tmp_path: Path)
     result = call("predict", regression.folder / "saved", write(tmp_path / "new.csv", columns), "-q", "--csv", csv_file)
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
-    assert "'town' holds a category that training never had in 1 of 3 rows, such as 'elsewhere'" in words
-    assert "'area' holds no number in 1 of 3 rows, such as 'large'" in words
+    assert "'town' holds a category that was not in the training data in 1 of 3 rows, such as 'elsewhere'" in words
+    assert "'area' holds text that is not a number in 1 of 3 rows, such as 'large'" in words
     assert len(read(csv_file)) == 3
 
 
@@ -288,7 +288,7 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     words = " ".join(result.stdout.split())
     for wanted in (
         "chosen by 48 validation rows",
-        "taken for its smaller log loss on 48 validation rows: network ",
+        "chosen for its smaller log loss on 48 validation rows: network ",
         "60 rows (48 to train on, 12 held out); columns used: 1 number",
         "y: classification, 2 classes",
         "rows, never trained on",
@@ -300,7 +300,7 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     assert "tracer" not in words
     assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
     page = " ".join((tmp_path / "r.html").read_text(encoding="utf-8").split())
-    assert "taken for its smaller log loss on 48 validation rows: network " in page
+    assert "chosen for its smaller log loss on 48 validation rows: network " in page
 
 
 @pytest.fixture(scope="module")

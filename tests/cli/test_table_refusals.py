@@ -22,7 +22,7 @@ BROKEN: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
         "huge target",
         {**houses(30), "price": np.linspace(1e199, 1e200, 30)},
         ("-t", "price"),
-        "got '1e+200' in 'price'. If this is no mistake in single cells, divide the column by 1e200",
+        "got '1e+200' in 'price'. If this is not a mistake in single cells, divide the column by 1e200",
     ),
     (
         "tiny target",
@@ -58,7 +58,7 @@ def test_broken_input_is_one_clear_message(
     ("options", "message"),
     [
         (("--csv", "nowhere/r.csv"), "expected a folder that exists"),
-        (("--save", "full"), "holds something else"),
+        (("--save", "full"), "contains other files"),
         (("--csv", "t.csv"), "for both"),
         (("--out", "full"), "is a directory"),
     ],

@@ -58,7 +58,7 @@ def test_fit_and_explain_texts(tmp_path: Path) -> None:
     assert content["suspects"][0]["text"] == STRANGE + 1
     assert content["suspects"][0]["begins"].startswith("w70 w3")
     assert content["diagnostics"]["structure"] == "core"
-    assert content["notes"][0].startswith("a core was taken")
+    assert content["notes"][0].startswith("a core was used")
 
     new = lines(tmp_path / "new.jsonl", [{"prompt": texts[8][:11], "completion": texts[8][11:]}, {"text": texts[2]}])
     result = call("explain", saved, new, "--spec", folder, "--row", "2", "--top", "3", "--json", "-q")
@@ -91,7 +91,7 @@ def test_a_core_that_does_not_fit(asked: tuple[str, ...], tmp_path: Path, monkey
     content = json.loads(result.stdout)
     assert content["diagnostics"]["structure"] == "sketch"
     assert content["notes"][0] == (
-        "a sketch was taken, as a core does not fit in memory: expected a fit by core to fit in 1 KiB."
+        "a sketch was used, since a core does not fit in memory: expected a fit by core to fit in 1 KiB."
     )
 
 

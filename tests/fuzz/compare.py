@@ -112,12 +112,11 @@ def likelihood_of(loss: dense.Loss) -> whence.Likelihood:
     if loss.kind == "gaussian":
         return whence.Gaussian()
     if loss.kind == "bernoulli":
-        return whence.Bernoulli(pos_weight=loss.weight, dispersion=loss.dispersion)
+        return whence.Bernoulli(pos_weight=loss.weight)
     return whence.Categorical(
         weight=loss.weight,
         ignore_index=loss.ignore_index,
         label_smoothing=loss.smoothing,
-        dispersion=loss.dispersion,
     )
 
 

@@ -85,14 +85,12 @@ class Loss:
         weight: of the classes, or of the positive class.
         smoothing: of labels.
         ignore_index: of labels that do not count.
-        dispersion: "fixed" or "pearson".
     """
 
     kind: str
     weight: tuple[float, ...] | None = None
     smoothing: float = 0.0
     ignore_index: int = -100
-    dispersion: str = "fixed"
 
     def encoded(self, targets: Tensor, outputs: Tensor) -> Tensor:
         """Targets (N, w) of outputs (N, w), class weights multiplied in for classes."""
@@ -155,14 +153,6 @@ class Loss:
                 column[:, two] = -column[:, one]
                 columns.append(column)
         return np.stack(columns, 2)
-
-    def pearson(self, residuals: Array, L: Array, outputs: Array, sizes: Array) -> float:
-        """sum r^T L^+ r over units: residuals of classes sum to zero, for which it is sum r^2 / (s p)."""
-        if self.kind == "categorical":
-            p = sizes[:, None] * torch.as_tensor(outputs).softmax(1).numpy()
-            return float(np.where(residuals == 0, 0.0, residuals**2 / np.where(residuals == 0, 1.0, p)).sum())
-        inverse = np.linalg.pinv(L, hermitian=True, rcond=1e-300)
-        return float(np.einsum("nk,nkj,nj->", residuals, inverse, residuals))
 
     def expected(self, outputs: Array) -> Array:
         """Hessians (N, w, w) for labels as the network expects them."""
@@ -502,14 +492,7 @@ class Dense:
                 sigma = scale * np.eye(self.w)
             blocks = self.units.reshape(-1, 1, 1) * sigma
             return self.joined(blocks), scale, sigma
-        scale = 1.0
-        if self.loss.dispersion == "pearson":
-            blocks = self.L.reshape(self.n, self.t, self.w, self.t, self.w)
-            units = np.einsum("ntktj->ntkj", blocks).reshape(-1, self.w, self.w)
-            sizes = self.units.reshape(-1) * self.targets.sum(1)
-            total = self.loss.pearson(self.residuals.reshape(-1, self.w), units, self.f.reshape(-1, self.w), sizes)
-            scale = total / (self.numbers - used)
-        return scale * self.L, scale, scale * self.plain_L.sum(0) / counted
+        return self.L, 1.0, self.plain_L.sum(0) / counted
 
     # Predictions.
 

@@ -31,7 +31,6 @@ def everything(again: whence.Tracer, test: Any, remove: bool) -> dict[str, Any]:
     said = {
         "mean": found.mean,
         "hec3": found.hec3,
-        "sketches": again.predict(test, outputs=2, generator=torch.Generator("cpu").manual_seed(3)).trace("hec3"),
         "shares": again.attribute(test).hec3.share,
         "verdicts": again.explain(test).verdicts,
         "suspects": again.suggest(2).index,

@@ -56,9 +56,7 @@ def test_a_full_device_makes_pieces_smaller(structure: str) -> None:
     x, y = inputs_and_targets(n=20)
     found, wanted = (fit(model, [(x[:9], y[:9]), (x[9:], y[9:])], structure=structure) for model in (Tight(), mlp()))
     torch.testing.assert_close(found.predict(x).hec3, wanted.predict(x).hec3, rtol=1e-9, atol=1e-12)
-    words = (
-        "the device ran out of memory with the gradients of all layers of 9 examples at once; 4 were taken from then"
-    )
+    words = "the device ran out of memory with the gradients of all layers of 9 examples at once; 4 were used from then"
     assert str(found.diagnostics).count(words) == 1
     assert "ran out of memory" not in str(wanted.diagnostics)
 

@@ -50,7 +50,8 @@ def test_changed_weights(change: Callable[[nn.Module], None]) -> None:
     tracer = fit(model, batches())
     change(model)
     message = (
-        r"weights and buffers that were fitted, got changes in 2\.bias\. Call whence\.fit again, or load the weights"
+        r"weights and buffers that were fitted, got changes in 2\.bias\. Call whence\.fit again, or load the fitted "
+        "weights"
     )
     with pytest.raises(whence.StaleModelError, match=message):
         tracer.predict(inputs_and_targets()[0])

@@ -38,7 +38,8 @@ def test_outputs_that_are_not_finite(value: float) -> None:
             return self.net(x).where(x[:, :1] != batches()[1][0][2, 0], value)
 
     message = (
-        r"finite outputs of the model, got NaN or infinity in batch 1 \(first at example 2 of the batch\). Look at"
+        r"finite outputs of the model, got NaN or infinity in batch 1 \(first at example 2 of the batch\). Check that "
+        "example"
     )
     with pytest.raises(whence.InputError, match=message):
         fit(Fragile(), batches())

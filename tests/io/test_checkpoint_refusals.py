@@ -53,7 +53,7 @@ def test_other_options_are_refused(change: dict[str, Any], tmp_path: Path) -> No
         fit(batches(), "ekfac", tmp_path / "checkpoint", **change)
         return
     with pytest.raises(
-        whence.InputError, match=f"this very fit, got one with {next(iter(change.get('execution', change)))}"
+        whence.InputError, match=f"this fit, got one with {next(iter(change.get('execution', change)))}"
     ):
         fit(batches(), "ekfac", tmp_path / "checkpoint", **change)
 

@@ -34,10 +34,10 @@ def test_what_is_no_file(fit: Fit, path: Path, tmp_path: Path) -> None:
     refused(tmp_path / "link.whence", fit.model, "got the symbolic link", whence.InputError)
     (tmp_path / "broken.whence").symlink_to(tmp_path / "nowhere")
     refused(tmp_path / "broken.whence", fit.model, "got the symbolic link", whence.InputError)
-    refused(tmp_path, fit.model, "which is no plain file", whence.InputError)
+    refused(tmp_path, fit.model, "which is not a regular file", whence.InputError)
     os.mkfifo(tmp_path / "pipe")
-    refused(tmp_path / "pipe", fit.model, "which is no plain file", whence.InputError)
-    refused(Path("/dev/zero"), fit.model, "which is no plain file", whence.InputError)
+    refused(tmp_path / "pipe", fit.model, "which is not a regular file", whence.InputError)
+    refused(Path("/dev/zero"), fit.model, "which is not a regular file", whence.InputError)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02}q\x00.", b"\x10" + b"\x00" * 200, b"{" * 100])
@@ -202,7 +202,7 @@ def test_options_of_a_likelihood_that_no_likelihood_has(tmp_path: Path) -> None:
     fit = classes("ekfac", "categorical")
     fit.tracer.save(tmp_path / "fit.whence")
     whole = Forged((tmp_path / "fit.whence").read_bytes())
-    for wrong in ({"label_smoothing": 7.0}, {"weight": "abc"}, {"weight": [-1.0]}, {"dispersion": "x"}, {"name": "os"}):
+    for wrong in ({"label_smoothing": 7.0}, {"weight": "abc"}, {"weight": [-1.0]}, {"name": "os"}):
         forged = whole.copy()
         forged.manifest["problem"]["likelihood"].update(wrong)
         with pytest.raises(whence.WhenceError):

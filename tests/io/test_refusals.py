@@ -48,7 +48,7 @@ def rounded(model: nn.Module) -> nn.Module:
 
 OTHERS: dict[str, tuple[Callable[[nn.Module], nn.Module], str, type[whence.WhenceError]]] = {
     "one bit": (changed, r"weights and buffers that were fitted, got changes in 2\.bias\.", whence.StaleModelError),
-    "activation": (swapped, r"got 1: Sigmoid\(\) where 1: Tanh\(\) was\. Build it", whence.StaleModelError),
+    "activation": (swapped, r"got 1: Sigmoid\(\) where 1: Tanh\(\) was\. Build the same model", whence.StaleModelError),
     "width": (wider, r"got 0: Linear\(in_features=3, out_features=9", whence.StaleModelError),
     "buffer": (extended, r"another set of parameters and buffers \(scale\)", whence.StaleModelError),
     "rounded": (rounded, r"got changes in 0\.weight, 0\.bias, 2\.weight, 2\.bias", whence.StaleModelError),

@@ -84,11 +84,9 @@ def test_differences_are_seen(tmp_path: Path) -> None:
 
 LOSSES = {
     "categorical": "categorical",
-    "categorical, options": whence.Categorical(
-        weight=[1.0, 2.0, 0.5], label_smoothing=0.1, ignore_index=7, dispersion="pearson"
-    ),
+    "categorical, options": whence.Categorical(weight=[1.0, 2.0, 0.5], label_smoothing=0.1, ignore_index=7),
     "bernoulli": "bernoulli",
-    "bernoulli, options": whence.Bernoulli(pos_weight=[1.0, 2.0, 3.0], dispersion="pearson"),
+    "bernoulli, options": whence.Bernoulli(pos_weight=[1.0, 2.0, 3.0]),
 }
 
 

@@ -22,7 +22,7 @@ def tracer_on(device: str, structure: str, **options: Any) -> whence.Tracer:
     problem = PROBLEMS["three classes"]
     model = deepcopy(problem.model).to(device)
     loader = list(zip(problem.x.split(5), LABELS.split(5), WEIGHTS.split(5), strict=True))
-    likelihood = whence.Categorical(weight=[0.5, 2.0, 1.5], label_smoothing=0.1, dispersion="pearson")
+    likelihood = whence.Categorical(weight=[0.5, 2.0, 1.5], label_smoothing=0.1)
     return whence.fit(model, loader, likelihood, structure, ridge=0.4, progress=False, **options)
 
 

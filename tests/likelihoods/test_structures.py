@@ -116,26 +116,6 @@ def test_ignored_examples_contribute_nothing(structure: whence.Structure) -> Non
     assert with_ignored.degrees_of_freedom == pytest.approx(without.degrees_of_freedom)
 
 
-@every_structure
-def test_pearson_dispersion_scales_what_is_model_based(structure: whence.Structure) -> None:
-    problem = PROBLEMS["three classes"]
-    fixed = problem.fit(structure=structure)
-    scaled = replace(problem, likelihood=whence.Categorical(dispersion="pearson")).fit(structure=structure)
-    p = fixed.problem.outputs.softmax(1)
-    phi = float((fixed.residuals**2 / p).sum()) / problem.numbers
-    wanted = covariances(fixed)
-    assert scaled.noise_scale == pytest.approx(phi)
-    for name in ("ho", "laplace"):
-        wanted[name] = phi * wanted[name]
-    assert_covariances(scaled.predict(TEST), wanted)
-    torch.testing.assert_close(scaled.sigma, phi * fixed.sigma)
-    if structure in EXACT.values():  # an approximate structure may count more freedom than there are numbers
-        options = {"structure": structure, "noise": "unbiased"}
-        unbiased = replace(problem, likelihood=whence.Categorical(dispersion="pearson")).fit(**options)
-        left = problem.numbers - fixed.degrees_of_freedom
-        assert unbiased.noise_scale == pytest.approx(phi * problem.numbers / left)
-
-
 @every_spectral
 def test_spectral_curvatures_are_diagonal_in_their_own_basis(structure: whence.Structure) -> None:
     problem = PROBLEMS["three classes"]

@@ -9,9 +9,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from plotted import line_fit, results
-from whence import InputError, ShapeError
-from whence.curvature import RidgePath
-from whence.plots import bands, ridge_path, risk_coverage
+from whence import ShapeError
+from whence.plots import bands, risk_coverage
 from whence.report.charts import kept_risk
 
 
@@ -66,7 +65,7 @@ def test_risk_coverage_draws_each_score_the_best_and_chance() -> None:
     assert drawn["Ho (0.208)"] == pytest.approx([0.0, 0.0, 1 / 3, 0.5])
     assert drawn["HeC3 (0.792)"] == pytest.approx([1.0, 1.0, 2 / 3, 0.5])
     assert drawn["mine (0.417)"] == pytest.approx([0.0, 0.5, 2 / 3, 0.5])
-    assert drawn["knowing the errors (0.208)"] == pytest.approx([0.0, 0.0, 1 / 3, 0.5])
+    assert drawn["best possible (0.208)"] == pytest.approx([0.0, 0.0, 1 / 3, 0.5])
     assert list(drawn["by chance (0.5)"]) == [0.5, 0.5]
     assert list(ax.lines[0].get_xdata()) == [25.0, 50.0, 75.0, 100.0]
     looks = {(to_hex(line.get_color()), str(line.get_linestyle()), line.get_linewidth()) for line in ax.lines}
@@ -80,28 +79,3 @@ def test_one_early_error_does_not_flatten_the_curves() -> None:
     ax = risk_coverage(results(scores.tolist(), scores.tolist()), wrong, by=["ho"], ax=Figure().subplots())
     assert max(ax.lines[0].get_ydata()) == 1.0
     assert ax.get_ylim() == pytest.approx((0.0, 1.08 / 4)), "that of the first four"
-
-
-def test_ridge_path_marks_the_smallest_error() -> None:
-    path = RidgePath(torch.tensor([0.1, 1.0, 10.0]), torch.tensor([3.0, 2.0, 4.0]))
-    ax = Figure().subplots()
-    assert ridge_path(path, ax) is ax
-    assert ax.get_xscale() == "log"
-    curve, across, mark = ax.lines
-    assert curve.get_xydata() == pytest.approx(np.array([[0.1, 3.0], [1.0, 2.0], [10.0, 4.0]]))
-    assert list(across.get_xdata()) == [1.0, 1.0]
-    assert mark.get_xydata().tolist() == [[1.0, 2.0]]
-    assert [text.get_text() for text in ax.texts] == ["λ = 1"]
-
-
-def test_ridge_path_says_when_the_grid_was_too_short_or_missing() -> None:
-    path = RidgePath(torch.tensor([0.1, 1.0]), torch.tensor([3.0, 2.0]))
-    assert "at the end of the grid" in ridge_path(path, Figure().subplots()).texts[0].get_text()
-    with pytest.raises(InputError, match='Fit with ridge="loo"'):
-        ridge_path(None)
-
-
-def test_path_of_a_real_fit() -> None:
-    tracer, _, _ = line_fit(ridge="loo", recenter=False)
-    ax = ridge_path(tracer.ridge_path, Figure().subplots())
-    assert ax.lines[1].get_xdata()[0] == pytest.approx(tracer.ridge)

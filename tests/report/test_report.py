@@ -217,14 +217,11 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
     assert "Unusual: size 9, larger than every training value" in read(path).words
 
 
-def test_tokens_of_texts_are_marked_by_their_weights(tmp_path: Path) -> None:
+def test_texts(tmp_path: Path) -> None:
     example = texts()
-    plain, train = example.options["texts"]
-    example.options["texts"] = [*plain[:-1], [("so ", 0.0), ("ironic", -2.0), (" film", 1.0)]], train
     data = data_of(example.write(tmp_path / "report.html"))
-    said = {int(number): "".join(word for word, _ in pieces) for number, pieces in data["test"].items()}
-    assert said == dict(enumerate([*plain[:-1], "so ironic film"]))
-    assert data["test"][str(len(plain) - 1)] == [["so ", 0.0], ["ironic", 1.0], [" film", 0.5]]
+    wanted = [(text if len(text) <= 600 else f"{text[:600]} …") or " " for text in example.options["texts"][0]]
+    assert [data["test"][str(number)] for number in range(len(wanted))] == wanted
 
 
 def test_inputs_speak_for_themselves(tmp_path: Path) -> None:
@@ -266,11 +263,11 @@ def test_says_what_is_wrong(example: Example, tmp_path: Path, options: dict[str,
 def test_says_which_fits_no_report_can_be_made_of(tmp_path: Path) -> None:
     x, labels = torch.randn(30, 4, 3).double(), torch.randint(0, 2, (30, 4))
     tokens = whence.fit(nn.Linear(3, 2).double().eval(), [(x, labels)], "categorical", progress=False)
-    with pytest.raises(whence.InputError, match="answers once for each example, got one that answers at several"):
+    with pytest.raises(whence.InputError, match="one output vector for each example, got one with outputs at several"):
         tokens.report(tmp_path / "report.html", x)
     many = nn.Linear(3, 70).double().eval()
     sketched = whence.fit(many, [(x[:, 0], labels[:, 0])], "categorical", progress=False)
-    with pytest.raises(whence.InputError, match="looks at all 70 outputs, got one that looks at 17 mixtures"):
+    with pytest.raises(whence.InputError, match="a fit of all 70 outputs, got one of 17 mixtures"):
         sketched.report(tmp_path / "report.html", x[:, 0])
 
 

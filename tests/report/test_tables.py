@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from whence import InputError, ShapeError
-from whence.report.inputs import text_pieces
+from whence.report.inputs import shortened
 from whence.report.page import jinja_environment
 from whence.report.traced import Action
 from whence.report.usual import UsualValues, frame_of, rows_as_text
@@ -77,9 +77,11 @@ def test_says_what_is_no_table() -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    assert len(text_pieces("x" * 5000)[0][0]) < 700
-    assert [text[0] for text, _ in text_pieces([("y" * 400, 1.0), ("z" * 400, 0.5)])] == ["y", "z", " "]
-    assert text_pieces([]) == (("", 0.0),)
+    assert shortened("x" * 5000) == "x" * 600 + " …"
+    assert shortened("x" * 600) == "x" * 600
+    assert shortened("") == " "
+    with pytest.raises(InputError, match="expected texts as strings, got list"):
+        shortened([("so", 1.0)])
 
 
 def test_inputs_that_cannot_be_are_told_from_rare_ones() -> None:

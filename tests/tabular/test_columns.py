@@ -92,7 +92,7 @@ def test_numbers_in_other_spellings(spelling: list[str], values: list[float]) ->
 def test_numbers_with_a_unit_are_read_and_the_unit_is_noted() -> None:
     column, notes = detected("pressure", cells(*(f"{at} mmHg" for at in range(100, 150, 2)), "high"))
     assert isinstance(column, Number)
-    assert notes == ["'pressure' holds text in 1 of 26 cells (such as 'high'); taken as missing numbers"]
+    assert notes == ["'pressure' holds text in 1 of 26 cells (such as 'high'); treated as missing numbers"]
     assert describe_styles([column]) == ["'pressure' was read as numbers, without the unit 'mmHg'"]
     assert column_from_json(asdict(column)).features(cells("90 mmHg", "91", "92 kPa"))[:2, 0].tolist() == [90, 91]
     assert column.unrecognized(cells("90 mmHg", "92 kPa")).tolist() == [False, True]
@@ -188,7 +188,7 @@ def test_place_in_the_year_is_a_circle() -> None:
 
 def test_day_or_month_first_is_noted_where_both_would_do() -> None:
     _, notes = detected("when", cells(*["01/02/2020", "03/04/2021", "05/06/2022"] * 3))
-    assert "month/day was taken" in notes[0]
+    assert "month/day was used" in notes[0]
 
 
 @pytest.mark.parametrize(

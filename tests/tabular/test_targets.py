@@ -97,9 +97,9 @@ def test_targets_that_cannot_be_used(values: Any, task: Task | None, message: st
 
 
 def test_name_that_is_none_gets_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"got 'Prize', which is none. Did you mean 'price'\? Columns: price, area"):
+    with pytest.raises(InputError, match=r"got 'Prize', which does not exist. Did you mean 'price'\? Columns: price"):
         find_column("Prize", ["price", "area"])
-    with pytest.raises(InputError, match=r"which is none\. Columns: a, b"):
+    with pytest.raises(InputError, match=r"which does not exist\. Columns: a, b"):
         find_column("zzzzzz", ["a", "b"])
 
 

@@ -87,7 +87,7 @@ def test_a_lambda_that_is_far_too_small(generator: torch.Generator) -> None:
     tracer = fit(networks.linear(torch.ones(1, 20)), [(x, y)], ridge=1e-8)
     found = look(tracer, None)
     assert found["degrees of freedom"].level == "careful"
-    assert "nearly every number" in found["degrees of freedom"].words
+    assert "nearly every target" in found["degrees of freedom"].words
     assert found["leverage"].level == "do not trust"
     assert found["leverage"].numbers["guarded"] == 8
     assert "leverage" in told_at_once(tracer)

@@ -17,15 +17,14 @@ from typer import Argument, Option
 
 from whence import __version__
 from whence.cli.console import LACKING, AsJson, Output, check_writable, handle_errors, stop
-from whence.cli.doctor import doctor
 from whence.cli.fit import fit
 from whence.cli.query import explain, predict, report
 from whence.cli.table import table
 from whence.errors import did_you_mean
 
 EPILOG = (
-    "Exit codes: 0 done; 1 a fault of whence, or a self-check failed; 2 an option, a file or a model cannot be used; "
-    "3 a package, memory or disk space is missing; 130 interrupted; 141 nobody reads the output any more.\n\n"
+    "Exit codes: 0 done; 1 a bug in whence; 2 an option, a file or a model cannot be used; "
+    "3 a package, memory or disk space is missing; 130 interrupted; 141 the output is no longer read.\n\n"
     "Try: `whence demo --quick` or `whence table DATA.csv --target COLUMN`"
 )
 
@@ -62,7 +61,7 @@ INSTALL = "pip install 'whence[paper]'"
 @handle_errors
 def demo(
     draws: Annotated[int, Option(min=1, help="How many times to draw groups, faults and a network.")] = 5,
-    seed: Annotated[int, Option(min=0, help="Seed of the first draw; each next one adds one.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the first draw; each later draw adds one.")] = 0,
     out: Annotated[Path, Option(help="The report to write.", dir_okay=False)] = Path("report.html"),
     quick: Annotated[bool, Option("--quick", help="At most two small draws: seconds instead of a minute.")] = False,
     figures: Annotated[Path | None, Option(help="Also draw pictures of the first draw into this folder.")] = None,
@@ -86,7 +85,7 @@ def demo(
 @handle_errors
 def reproduce(
     context: typer.Context,
-    name: Annotated[str | None, Argument(help="Of the experiment; see --list.")] = None,
+    name: Annotated[str | None, Argument(help="Name of the experiment; see --list.")] = None,
     list_all: Annotated[bool, Option("--list", help="List the experiments.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -97,7 +96,7 @@ def reproduce(
     known = {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda one: one.name)}
     if list_all or name is None:
         if not known:
-            stop(f"no experiments are installed. Install whence with its paper's: {INSTALL}", LACKING)
+            stop(f"no experiments are installed. Install them with: {INSTALL}", LACKING)
         about = {point: _first_line(known[point]) for point in known}
         output = Output(as_json)
         output.rows(list(about.items()), ["name", "what it does"])
@@ -127,4 +126,3 @@ def _first_line(point: EntryPoint) -> str:
 for command in (table, demo, fit, predict, explain, report):
     app.command(no_args_is_help=command is not demo)(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(reproduce)
-app.command()(doctor)

@@ -1,6 +1,6 @@
 """Shared by all commands: options, printing for people or scripts, and errors as messages with exit codes.
 
-Exit codes: 0 done; 1 a bug in whence, or a failed self-check; 2 an option, a file, a column or a model cannot be used;
+Exit codes: 0 done; 1 a bug in whence; 2 an option, a file, a column or a model cannot be used;
 3 a package, memory or disk space is missing; 130 interrupted; 141 the output is no longer read, as after `| head`.
 """
 
@@ -50,10 +50,10 @@ def one_of(choices: Any, about: str) -> Any:
 
 
 Named = Literal["exact", "core", "sketch", "ekfac"]
-Structure = Annotated[Named | None, one_of(Named, "Of the curvature; exact by default if it fits, of texts a core.")]
+Structure = Annotated[Named | None, one_of(Named, "Of the curvature; by default exact if it fits, a core for texts.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object, for scripts, and nothing else.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
-Delimiter = Annotated[str | None, Option(help="Between cells of a CSV, such as ';' or '\\t'; guessed if not given.")]
+Delimiter = Annotated[str | None, Option(help="Delimiter of a CSV, such as ';' or '\\t'; guessed if not given.")]
 Rows = Annotated[int, Option(min=0, help="Use at most this many rows, drawn at random; 0 takes all, if they fit.")]
 Report = Annotated[Path | None, Option("--out", "-o", help="The HTML report to write.", dir_okay=False)]
 
@@ -72,7 +72,7 @@ def check_writable(*files: Path | None, read: Sequence[Path | None] = ()) -> Non
         if file.is_dir():
             stop(f"expected the name of a file to write, got the folder {file}.")
         if any(data.exists() and file.exists() and file.samefile(data) for data in filter(None, read)):
-            stop(f"expected another file for the results than the one that is read, got {file} for both.")
+            stop(f"expected different files to read and to write, got {file} for both.")
 
 
 def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
@@ -111,7 +111,7 @@ def _message(error: Exception) -> tuple[str, int]:
         code = LACKING if error.errno in DISK_FULL else UNUSABLE
         return f"the system refused{where}: {error.strerror or error}.", code
     traceback.print_exception(error)
-    return f"this is a fault of whence, not of your input: {type(error).__name__}: {error}", FAILED
+    return f"this is a bug in whence, not an error in your input: {type(error).__name__}: {error}", FAILED
 
 
 class PipedConsole(Console):

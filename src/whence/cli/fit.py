@@ -30,7 +30,7 @@ FORMAT, VERSION, DESCRIPTION = "whence spec", 1, "spec.json"
 SUSPECTS = 10  # texts that are listed
 SHOWN = 60  # characters of a text that are printed
 # Shown if no structure was given.
-CORE = "a core was taken: of texts it attributes better than a sketch, which --structure sketch gives in less time"
+CORE = "a core was used: it attributes texts better than a sketch; --structure sketch takes less time"
 SAMPLE, SECONDS = 8, 20.0  # predictions checked by trust, and its time limit
 
 
@@ -39,16 +39,16 @@ def fit(
     spec: Annotated[
         Path, Argument(help="A Python file with model(), train_loader(), perhaps test_loader(); or a model's folder.")
     ],
-    texts: Annotated[Path | None, Option(help="The JSONL file a language model learned from.", dir_okay=False)] = None,
-    tokens: Annotated[int, Option(min=2, help="Of a text that are read at most.")] = 512,
-    batch: Annotated[int, Option(min=1, help="Texts that are run at once.")] = 8,
+    texts: Annotated[Path | None, Option(help="The JSONL file of its training texts.", dir_okay=False)] = None,
+    tokens: Annotated[int, Option(min=2, help="Most tokens of a text that are read.")] = 512,
+    batch: Annotated[int, Option(min=1, help="Texts in a batch.")] = 8,
     likelihood: Annotated[str | None, Option(help="Loss of the training: gaussian, categorical or bernoulli.")] = None,
     structure: console.Structure = None,
     parameters: Annotated[list[str] | None, Option(help="all, last_layer, or patterns of names; repeatable.")] = None,
     ridge: Annotated[str | None, Option(help="Lambda on the sum scale, auto or loo.")] = None,
     recenter: Annotated[bool, Option("--recenter", help="Take the last step to the optimum in the fit.")] = False,
-    trust: Annotated[bool, Option("--trust/--no-trust", help="Examine a sample: how far to trust the fit.")] = True,
-    save: Annotated[Path | None, Option(help="Keep the fit in this folder.")] = None,
+    trust: Annotated[bool, Option("--trust/--no-trust", help="Check on a sample how far to trust the fit.")] = True,
+    save: Annotated[Path | None, Option(help="Save the fit in this folder.")] = None,
     out: console.Report = None,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
@@ -74,7 +74,7 @@ def fit(
         stop(f"expected --texts, the JSONL file that the language model in {spec} was trained on, got none.")
     source = SpecFile(spec) if texts is None else TextFolder(spec, texts, tokens, batch)
     if out is not None and not source.has("test_loader"):
-        stop(f"expected {spec} to define test_loader(), which a report is about, got none. Define it, or drop --out.")
+        stop(f"expected {spec} to define test_loader(), the inputs of the report, got none. Define it, or drop --out.")
     check_folder(save, DESCRIPTION)
     given: dict[str, Any] = {
         "likelihood": likelihood,
@@ -91,7 +91,7 @@ def fit(
     except TooLargeError as error:
         if not chosen:
             raise
-        chosen, options["structure"] = [f"a sketch was taken, as a core does not fit in memory: {error}"], "sketch"
+        chosen, options["structure"] = [f"a sketch was used, since a core does not fit in memory: {error}"], "sketch"
         tracer = whence.fit(model, source.call("train_loader"), **{"progress": not quiet, **options})
     if save is not None:
         with replacing_folder(save, DESCRIPTION) as new:
@@ -125,7 +125,7 @@ def _print_fit(
     if trust is not None:
         output.rows([[check.level, check.name, check.text] for check in trust])
     if suspects:
-        output.head("Which texts to look at first")
+        output.head("Texts to check first")
         output.rows([[*one.values()] for one in suspects], list(suspects[0]), right=(0, 1))
     return {
         **({"suspects": suspects} if suspects else {}),

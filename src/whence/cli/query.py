@@ -35,7 +35,7 @@ Folder = Annotated[Path, Argument(help="A folder written by `whence table --save
 Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet, for a saved table; new texts; none for a spec.")]
 Spec = Annotated[
     Path | None,
-    Option("--spec", help="The Python file that `whence fit` was given, which is run; or the model's folder."),
+    Option("--spec", help="The Python file passed to `whence fit`, which is run; or the model's folder."),
 ]
 NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")  # of an explanation, shown by `whence explain`
 VARIANCES = {"ho": "Ho", "hec3": "HeC3"}
@@ -82,7 +82,7 @@ def predict(
         print_verdicts(output, count_verdicts(frame["verdict"]), "Why are predictions uncertain?")
     scores = saved.scores()
     if scores:
-        output.head("How good they are, by the targets that came along")
+        output.head("Scores, by the targets in the data")
         output.rows(scores, right=(1,))
     output.say()
     output.files({"csv": path})
@@ -120,7 +120,7 @@ def explain(
         heads = [f"training {saved.unit}", f"share of {VARIANCES[saved.variance]}", saved.label, "without it"]
         output.rows(causes, heads, right=(0, 1, 2, 3))
     output.say()
-    output.say(f"without it: the same as the fit would have it without that training {saved.unit}.")
+    output.say(f"without it: the same in the fit without that training {saved.unit}.")
     output.finish(content)
 
 
@@ -164,7 +164,9 @@ def _load(
             return SavedTexts(tracer, source, read_texts(data), notes, data.stem)
         return SavedNetwork(tracer, source.call("test_loader"), notes, source.path.stem)
     if spec is not None:
-        raise InputError(f"expected a folder written by `whence fit --save` with --spec, got {folder}, which is none.")
+        raise InputError(
+            f"expected a folder written by `whence fit --save` with --spec, got another kind of folder: {folder}."
+        )
     columns = read_description(folder).get("columns", [])
     if data is None:
         needed = ", ".join(str(column["name"]) for column in columns)
@@ -338,7 +340,7 @@ class SavedTable(SavedNetwork):
             low, high = figure(float(row["lower"])), figure(float(row["upper"]))
             return f"{figure(float(row['prediction']))}, between {low} and {high} with 95 % confidence"
         chance, std = float(row["probability"]), float(row["probability_std"])
-        unknown = ": another training set could turn it into any other" if std > MAX_STD else ""
+        unknown = ": another training set could give any other class" if std > MAX_STD else ""
         return f"{row['prediction']}, probability {probability_text(chance, std)}{unknown}"
 
     def left_out(self, example: int) -> dict[str, str]:

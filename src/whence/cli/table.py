@@ -19,16 +19,15 @@ from whence.tabular.files import TextTable, read_table, write_csv
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
 from whence.tabular.predictions import CHECK_INPUT, RowLabels, RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task
-from whence.tabular.worklist import WHEN, apply_answers, compare, read_answers, work_items, write_worklist
+from whence.tabular.worklist import WHEN, apply_answers, compare, read_answers, work_items
 
 ADVICE = {
     "confident": "nothing to do",
     "noisy labels nearby": "similar training rows err more than others: check the labels of those named in `check`",
     "scarce data": "few training rows are similar: collect more like these",
     "both": "check the labels, and collect more",
-    CHECK_INPUT: "the input itself cannot be right, as far as its columns show",
+    CHECK_INPUT: "its columns hold impossible values: correct the input",
 }
-FORMATS = {"label-studio": ".json", "csv": ".csv"}  # of a worklist, and the ending of its file
 SUSPECTS = 5
 TRACED, ALL_TRACED = 500, 2000  # predictions that a report traces to training rows; all of them up to the second number
 NOTES = 4  # notes on the file in a report; the others are only printed
@@ -43,31 +42,30 @@ def table(
     target: Annotated[str | None, Option("--target", "-t", help="Column to predict; without it, lists them.")] = None,
     task: Annotated[Task | None, console.one_of(Task, "Predict an amount or a class; guessed when not given.")] = None,
     ignore: Annotated[list[str] | None, Option("--ignore", "-x", help="A column to leave out; repeatable.")] = None,
-    groups: Annotated[str | None, Option(help="A column whose rows of one value are held out together.")] = None,
+    groups: Annotated[str | None, Option(help="Rows with the same value in this column are held out together.")] = None,
     out: console.Report = None,
     csv: Annotated[Path | None, Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
-    save: Annotated[Path | None, Option(help="Keep all in this folder, for predict, explain and report.")] = None,
+    save: Annotated[Path | None, Option(help="Save the fit in this folder, for predict, explain and report.")] = None,
     export: Annotated[
-        str | None, Option(help="Write labels to check and rows to label: label-studio, csv, or a .json or .csv file.")
+        Path | None, Option(help="Write labels to check and rows to label to this CSV.", dir_okay=False)
     ] = None,
     export_rows: Annotated[int, Option(min=1, help="At most this many of each in --export.")] = 100,
     answers: Annotated[
-        Path | None,
-        Option("--import", help="Answers to --export: the CSV filled in, or JSON of Label Studio; retrains."),
+        Path | None, Option("--import", help="Answers to --export: the CSV filled in; trains again.")
     ] = None,
     corrected: Annotated[
         Path | None, Option(help="With --import, write the table with the answers to this CSV.", dir_okay=False)
     ] = None,
     rows: console.Rows = 50_000,
-    held_out: Annotated[float, Option(min=0.05, max=0.5, help="Share of the rows kept apart for testing.")] = 0.2,
+    held_out: Annotated[float, Option(min=0.05, max=0.5, help="Share of the rows held out for testing.")] = 0.2,
     verdicts: Annotated[
-        Verdicts, console.one_of(Verdicts, "Which rows get a verdict; auto takes all where that takes a minute or so.")
+        Verdicts, console.one_of(Verdicts, "Which rows get a verdict; auto: all, if that takes about a minute.")
     ] = "auto",
     structure: console.Structure = None,
-    model: Annotated[Model, console.one_of(Model, "What to train; auto takes the better by validation rows.")] = "auto",
-    width: Annotated[int | None, Option(min=1, help="Of the network's two hidden layers.")] = None,
+    model: Annotated[Model, console.one_of(Model, "What to train; auto: the better one on validation rows.")] = "auto",
+    width: Annotated[int | None, Option(min=1, help="Width of the network's two hidden layers.")] = None,
     delimiter: console.Delimiter = None,
-    seed: Annotated[int, Option(min=0, help="Of all random draws.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of all random draws.")] = 0,
     no_report: Annotated[bool, Option("--no-report", help="Write the CSV file only.")] = False,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
@@ -82,15 +80,16 @@ def table(
     - `whence table houses.csv --target price`
     - `whence table bank.csv -t y -x duration --save bank-fit` leaves a column out, and keeps the fit
     - `whence table big.parquet -t y --rows 20000 --json > result.json`
-    - `whence table bank.csv -t y --export label-studio` writes the labels to check as tasks
-    - `whence table bank.csv -t y --import answers.json` trains again with the answers, and compares
+    - `whence table bank.csv -t y --export todo.csv` writes the labels to check
+    - `whence table bank.csv -t y --import answers.csv` trains again with the answers, and compares
     """
     began = time.perf_counter()
     stem = data.name.split(".")[0] or "table"
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
-    export_file = None if export is None else _export_path(export, stem)
-    console.check_writable(report_path, csv_path, export_file, corrected, read=(data, answers))
+    if export is not None and export.suffix.lower() != ".csv":
+        stop(f"expected a file that ends in .csv for --export, got {export}.")
+    console.check_writable(report_path, csv_path, export, corrected, read=(data, answers))
     check_folder(save)
     output = Output(as_json)
     given, unanswered = ([], 0) if answers is None else read_answers(answers)
@@ -130,9 +129,10 @@ def table(
     if corrected is not None:
         content["files"]["corrected"] = corrected
         write_csv(corrected, read.columns)
-    if export_file is not None:
+    if export is not None:
         items = work_items(prepared, fitted, labels, export_rows)
-        content["files"] |= write_worklist(export_file, items, prepared.model.target)
+        write_csv(export, items)
+        content["files"]["worklist"] = export
         content["export"] = dict(Counter(items["todo"]))
     content["seconds"] = round(time.perf_counter() - began, 1)
     _print_fit(output, content)
@@ -277,7 +277,7 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
     change = percent(fit["newton_change"])
     optimum = f"the network is near its optimum (a last step would change its errors by {change})"
     if content["model"]["kind"] == "trees":
-        optimum = "the trees are kept, and their leaf values are what may vary"
+        optimum = "variances are those of the leaf values, with the trees fixed"
     elif fit["recentered"]:
         optimum = (
             f"the network stopped short of its optimum (by {change} of its errors), and the fit took the last step"
@@ -294,7 +294,7 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
             head = f"And on the {count(rows['unlabelled'], 'row')} without a label"
             print_verdicts(output, content["verdicts"]["unlabelled"], head)
         if sum(content["verdicts"]["all"].values()) < rows["used"]:
-            output.say("  Not all rows have a verdict, which would take long: --verdicts all")
+            output.say("  Not all rows have a verdict; --verdicts all gives one to each, which takes longer")
     _print_labels(output, content)
     if "import" in content:
         _print_answers(output, content["import"], rows["test"])
@@ -318,7 +318,7 @@ def _print_labels(output: Output, content: dict[str, Any]) -> None:
             ]
             for one in content["suspects"]
         ]
-        output.rows(lines, ["row", f"{name} in the file", "the other rows say", doubt], right=(0, 3))
+        output.rows(lines, ["row", f"{name} in the file", "the other rows suggest", doubt], right=(0, 3))
     if content["wrong_labels"]:
         if not content["suspects"]:
             output.say()
@@ -338,7 +338,7 @@ def _model_words(model: dict[str, Any]) -> list[str]:
             f"weight decay {model['weight_decay']:g},"
         )
     listed = ", ".join(f"{kind} {figure(value)}" for kind, value in scores.items())
-    better = [f"taken for its smaller {score} on {rows}: {listed}"] if len(scores) > 1 else []
+    better = [f"chosen for its smaller {score} on {rows}: {listed}"] if len(scores) > 1 else []
     return [f"{words} chosen by {rows}", *better]
 
 
@@ -354,22 +354,6 @@ def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:
     output.rows(lines, right=(1, 2))
 
 
-def _export_path(given: str, stem: str) -> Path:
-    """The file to write: as given, with its ending as the format; or a format, with a name derived from the data's.
-
-    Examples:
-        >>> str(_export_path("label-studio", "bank")), str(_export_path("todo.csv", "bank"))
-        ('bank-tasks.json', 'todo.csv')
-    """
-    path = Path(f"{stem}-tasks{FORMATS[given]}") if given in FORMATS else Path(given)
-    if path.suffix.lower() not in FORMATS.values():
-        stop(
-            "expected --export label-studio, --export csv, or a file that ends in .json (for Label Studio) or .csv, "
-            f"got {given}."
-        )
-    return path
-
-
 def _print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:
     """Print what answers changed; `rows` rows are held out."""
     amounts = {
@@ -379,11 +363,9 @@ def _print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:
         "unanswered": count(changes["unanswered"], "row") + " without an answer",
     }
     output.head("What the answers changed: " + ", ".join(words for name, words in amounts.items() if changes[name]))
-    output.say(f"  On {count(rows, 'held-out row')}, by the labels as they are now:")
+    output.say(f"  On {count(rows, 'held-out row')}, by the corrected labels:")
     numbers = {**changes["scores"], "mean std": changes["std"]}
-    output.rows([[name, *(one[when] for when in WHEN)] for name, one in numbers.items()], ["", *WHEN], right=(1, 2, 3))
+    output.rows([[name, *(one[when] for when in WHEN)] for name, one in numbers.items()], ["", *WHEN], right=(1, 2))
     doubtful = changes["contradicted"]
     output.say(f"  Labels that the other rows contradict: {doubtful['before']:,} before, {doubtful['after']:,} after")
     output.say(f"  Predictions that changed: {changes['predictions_changed']:,}")
-    if changes["moved"]:
-        output.rows([[*one.values()] for one in changes["moved"]], ["row", "before", "after"], right=(0,))

@@ -107,7 +107,7 @@ class Batches:
             raise partial_data_error()
         if self.loader is NO_DATA:
             raise LoaderError(
-                "expected the training data for this question, got a fit that was loaded without them. "
+                "expected the training data for this method, got a fit that was loaded without them. "
                 "Pass them: whence.load(path, model, train_loader=...)."
             )
         batches = self._read()
@@ -312,7 +312,7 @@ def check_finite(value: Any, what: str, where: str) -> None:
     for leaf in tensors_of(value):
         if leaf.is_floating_point() and leaf.numel() and not bool(torch.isfinite(torch.stack(leaf.aminmax())).all()):
             bad = (~torch.isfinite(leaf)).reshape(len(leaf), -1).any(1).nonzero()[0].item()
-            advice = "Look at that example's inputs and at the weights."
+            advice = "Check that example's inputs and the weights."
             raise InputError(
                 f"expected finite {what}, got NaN or infinity in {where} (first at example {bad} of the batch). "
                 + (advice if what.startswith("outputs") else "Remove or impute these examples.")
@@ -352,7 +352,7 @@ def batch_size(inputs: Inputs, where: str) -> int:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
         raise ShapeError(
             f"expected input tensors with one common first axis (examples) in {where}, got shapes {shapes}. "
-            "Give every input one row an example; what all examples share belongs into a buffer of the model."
+            "Give every input one row for each example; values shared by all examples belong in a buffer of the model."
         )
     return sizes.pop()
 

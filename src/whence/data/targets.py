@@ -92,8 +92,8 @@ def targets_at(targets: Tensor, outputs: Tensor, where: str) -> Tensor:
         raise ShapeError(
             f"expected targets of shape {tuple(outputs.shape[:-1])}, one for each position, or "
             f"{tuple(outputs.shape)}, for outputs of shape {tuple(outputs.shape)}, which are read as (examples, "
-            f"positions, outputs at each), got {tuple(targets.shape)} in {where}. Outputs with the classes before the "
-            "positions are moved by outputs.movedim(1, -1); one row an example is outputs.flatten(1)."
+            f"positions, outputs at each), got {tuple(targets.shape)} in {where}. If classes come before positions, "
+            "use outputs.movedim(1, -1); for one row for each example, use outputs.flatten(1)."
         )
     return targets.flatten(0, len(positions))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -28,6 +27,7 @@ from whence.influence.fitted import (
     predicted_outputs,
     using_model,
     variance_terms,
+    whole_numbers,
 )
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.views import OutputMixtures, SelectedOutputs
@@ -146,8 +146,8 @@ def sum_by_group(shares: Tensor | None, groups: Sequence[Any] | Tensor) -> Group
     """
     if shares is None:
         raise InputError(
-            "expected the shares of all training examples to sum over groups, got the largest ones only. "
-            "Ask for them: tracer.attribute(x, matrix=True)."
+            "expected the shares of all training examples to sum over groups, got the largest ones only. Compute them: "
+            "tracer.attribute(x, matrix=True)."
         )
     listed = groups.tolist() if hasattr(groups, "tolist") else list(groups)  # tensors, arrays, columns of tables
     if not isinstance(listed, list) or (hasattr(groups, "tolist") and any(isinstance(one, list) for one in listed)):
@@ -318,8 +318,8 @@ def attribute_positions(fitted: Fitted, x: Any, top: int, matrix: bool, position
     """Attribute the variances of predicted classes position by position; see `Tracer.attribute`."""
     if not fitted.problem.dense:
         raise InputError(
-            "expected a network that answers at several positions, (n, positions, k), for positions=..., got one row "
-            f"of {fitted.problem.k} outputs an example. Leave positions out."
+            "expected a network with outputs at several positions, (n, positions, k), for positions=..., got one row "
+            f"of {fitted.problem.k} outputs for each example. Leave positions out."
         )
 
     def of_batch(inputs: Inputs, _: str) -> tuple[Attribution, Tensor, int]:
@@ -379,13 +379,12 @@ def read_positions(positions: Any, count: int) -> Tensor:
     """
     if isinstance(positions, str) and positions == "each":
         return torch.arange(count, device="cpu")
-    listed = positions.tolist() if isinstance(positions, Tensor) and positions.ndim == 1 else positions
-    several = isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) > 0
-    if not several or not all(isinstance(one, Integral) and not isinstance(one, bool) for one in listed):
+    listed = whole_numbers(positions)
+    if listed is None:
         raise InputError(
             f'expected positions to be "each" or a list of whole numbers such as [0, -1], got {positions!r}.'
         )
     wrong = [one for one in listed if not -count <= one < count]
     if wrong:
         raise InputError(f"expected positions between {-count} and {count - 1}, got {wrong[0]}.")
-    return torch.tensor([int(one) % count for one in listed], device="cpu")
+    return torch.tensor([one % count for one in listed], device="cpu")

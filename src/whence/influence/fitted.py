@@ -156,6 +156,15 @@ def check_count(given: Any, name: str, instead: str = "", least: int = 1) -> Non
         )
 
 
+def whole_numbers(given: Any) -> list[int] | None:
+    """The numbers of a list or tensor; `None` unless all are whole numbers and there is at least one."""
+    listed = given.tolist() if isinstance(given, Tensor) and given.ndim == 1 else given
+    several = isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) > 0
+    if not several or not all(isinstance(one, Integral) and not isinstance(one, bool) for one in listed):
+        return None
+    return [int(one) for one in listed]
+
+
 def check_level(given: Any) -> None:
     """Raise unless a level lies between zero and one."""
     if not isinstance(given, Real) or not 0.0 < float(given) < 1.0:
@@ -226,7 +235,7 @@ def _check_unchanged(fitted: Fitted) -> None:
         shown = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
         raise StaleModelError(
             f"expected the weights and buffers that were fitted, got changes in {shown}. "
-            "Call whence.fit again, or load the weights of that time."
+            "Call whence.fit again, or load the fitted weights."
         )
 
 
@@ -403,8 +412,8 @@ def check_traced(problem: Linearization, found: Mapping[str, Tensor], inputs: In
     if bad:
         raise InputError(
             "expected finite gradients of the outputs in the weights to trace predictions, got NaN or infinity for "
-            f"{len(bad)} of {batch_size(inputs, 'this batch')} of a batch, as number {bad[0]} there. Look for a square "
-            "root, a norm or a division at zero in the model, and leave these inputs out: predict gives them NaN."
+            f"{len(bad)} of {batch_size(inputs, 'this batch')} inputs of a batch, first for number {bad[0]}. Look for "
+            "a square root, a norm or a division at zero in the model; leave these inputs out: predict returns NaN."
         )
     check_variances(problem, found, "a batch")
 
@@ -483,6 +492,6 @@ def check_same(before: Tensor, again: Tensor, tolerance: float = 1e-3, advice: s
         if torch.allclose(before, again, tolerance, size, equal_nan=True):
             return
     raise LoaderError(
-        "expected the same inputs in every pass, got other predictions for the same places the second time. Use "
+        "expected the same inputs in every pass, got different predictions in the second pass. Use "
         f"shuffle=False and switch random augmentation off, or pass the inputs as one tensor{advice}."
     )

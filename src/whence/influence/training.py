@@ -83,7 +83,7 @@ def label_suspicion(fitted: Fitted) -> Suspicion:
     """
     problem = fitted.problem
     if problem.sketch is not None:
-        norms = problem.unweighted(problem.isometric(residuals_without(fitted))).norm(dim=1)
+        norms = problem.unweighted(problem.isometric(problem.residuals_after(change_without(fitted)))).norm(dim=1)
         return Suspicion(norms, largest_first(norms))
     squared_error = problem.likelihood.squared_error  # roots may be sample weights
     if problem.hessian_roots is not None and not squared_error:
@@ -162,11 +162,6 @@ def judged_change(fitted: Fitted, change: Tensor) -> Tensor:
     own = fitted.step.change if fitted.loo.recenter else torch.zeros_like(change)
     doubts = [float(problem.log_residuals_after(one)[0][fitted.counted].exp().mean()) for one in (own, change)]
     return change if doubts[0] <= (1.0 - LEARNED) * doubts[1] else own
-
-
-def residuals_without(fitted: Fitted) -> Tensor:
-    """(n, k) residuals of each example at its prediction in the fit without it, times the sample weights."""
-    return fitted.problem.residuals_after(change_without(fitted))
 
 
 def suggested_labels(fitted: Fitted) -> dict[str, Tensor]:
@@ -274,7 +269,7 @@ class WrongLabels:
         at most 1.2 % of labels look wrong where examples are clear; another 3 % are contradicted in places that are
         hard or full of errors
         >>> print(WrongLabels(unknown="30 labels are too few"))
-        it cannot be said how many labels are wrong: 30 labels are too few
+        the share of wrong labels cannot be estimated: 30 labels are too few
     """
 
     share: float = math.nan
@@ -286,7 +281,7 @@ class WrongLabels:
     def __str__(self) -> str:
         """In words."""
         if self.unknown:
-            return f"it cannot be said how many labels are wrong: {self.unknown}"
+            return f"the share of wrong labels cannot be estimated: {self.unknown}"
         share, lower, upper, rest = (f"{100 * one:.2g}" for one in (self.share, self.lower, self.upper, self.overlap))
         more = f"; another {rest} % are contradicted in places that are hard or full of errors"
         more = more if self.overlap >= MENTIONED else ""

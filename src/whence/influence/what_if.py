@@ -134,8 +134,8 @@ def read_change(
         raise InputError("expected every example to be removed once at most, got one that is named twice in `remove`.")
     if relabel and not fitted.all_outputs:
         raise InputError(
-            "expected a fit that looks at all outputs of a network that answers once an example for new labels, got "
-            "one with several positions, or of some mixtures of outputs. Change the labels in the data and fit again."
+            "expected a fit of all outputs, with one output vector for each example, for new labels, got one with "
+            "several positions or with mixtures of outputs. Change the labels in the data and fit again."
         )
     shift = torch.zeros_like(problem.residuals)
     targets: dict[int, Tensor] = {}
@@ -319,8 +319,8 @@ def _solve_nonlinear(
         g, (change, new, gap) = g - size * direction, trial
     if not error <= max(ACCEPTED, torch.finfo(g.dtype).eps ** 0.5):
         raise SingularCurvatureError(
-            f"expected changed examples whose outputs settle, got a last step of {error:.1e} of the whole change after "
-            "Newton's method in what_if: the loss of examples with large logits is flat on both sides of the "
+            f"expected Newton's method to converge for the changed examples, got a last step of {error:.1e} of the "
+            "whole change: the loss of examples with large logits is flat on both sides of the "
             "solution. Raise `ridge`, change fewer examples at once, or fit with recenter=True."
         )
     return g, roots_at(change), new
@@ -328,8 +328,8 @@ def _solve_nonlinear(
 
 def _singular(how_far: str) -> SingularCurvatureError:
     return SingularCurvatureError(
-        "expected a curvature that keeps its inverse after the change, got one without: the examples that leave "
-        f"decide their own predictions (leverage one {how_far}). Raise `ridge`, or change other examples."
+        "expected a curvature that keeps its inverse after the change, got one without: the removed examples "
+        f"determine their own predictions (leverage one {how_far}). Raise `ridge`, or change other examples."
     )
 
 
@@ -349,8 +349,8 @@ def _check_leverages(
     lost = divided & (after * LARGEST_ROUNDING < rounding) & (before * LARGEST_ROUNDING >= rounding)
     if bool(lost.any()):
         raise SingularCurvatureError(
-            f"expected the examples that stay to support each other, got {int(lost.sum())} that decide their own "
-            "predictions after the change (leverage one up to rounding), so that nothing is known without them. Raise "
+            f"expected remaining examples that support each other, got {int(lost.sum())} that determine their own "
+            "predictions after the change (leverage one up to rounding). Raise "
             "`ridge`, or remove fewer examples."
         )
 

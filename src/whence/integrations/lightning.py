@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
@@ -14,7 +15,7 @@ from whence.curvature import Structure
 from whence.errors import InputError
 from whence.integrations import decay_of, ridge_of
 from whence.likelihoods import Likelihood
-from whence.runtime.execution import by_one_process
+from whence.runtime.execution import checked_execution
 from whence.runtime.model_state import preserved
 from whence.tracer import Tracer
 
@@ -70,7 +71,9 @@ class WhenceCallback(Callback):
             model.eval()
             decay = decay_of(trainer.optimizers)
             ridge = ridge_of(decay, loader, self.likelihood, model) if self.ridge is None else self.ridge
-            execution = by_one_process(self.options.get("execution"))  # the other processes do not take part
+            execution = checked_execution(self.options.get("execution"))
+            if execution.distributed == "auto":  # the other processes do not take part
+                execution = replace(execution, distributed=False)
             options = {**self.options, "execution": execution}
             self.tracer = fit(model, loader, self.likelihood, self.structure, ridge=ridge, **options)
         self.logged = {f"whence/{name.replace(' ', '_')}": float(self.tracer.diagnostics[name]) for name in NUMBERS}
@@ -83,8 +86,8 @@ class WhenceCallback(Callback):
             return self.loader
         if trainer.world_size > 1:
             raise InputError(
-                f"expected a loader of all training data with {trainer.world_size} processes, of which each sees a "
-                "part only, got none. Pass WhenceCallback(loader=...)."
+                f"expected a loader of all training data with {trainer.world_size} processes, each of which sees only "
+                "a part, got none. Pass WhenceCallback(loader=...)."
             )
         loader = trainer.train_dataloader
         if isinstance(loader, (dict, list, tuple)) or loader is None:

@@ -54,7 +54,7 @@ class Checkpoint:
             if any(saved.fields.get(name) != value for name, value in self._description.items()):
                 return 0  # from other numbers, for example another machine's: the pass starts from zero
             if saved.entries.keys() != state.keys():
-                raise damaged(saved.path, "it holds other sums than this pass makes")
+                raise damaged(saved.path, "its sums are not those of this pass")
             for name, entry in saved.entries.items():
                 if (entry.dtype, entry.shape) != (state[name].dtype, state[name].shape):
                     raise damaged(saved.path, f"{name} is of another shape")
@@ -134,15 +134,15 @@ def _check_same_fit(saved: Saved, draft: Draft, model: nn.Module, fingerprints: 
     """Raise unless the checkpoint belongs to this fit; return its memory limit."""
     fields = saved.fields
     if fields.get("kind") != "start":
-        raise damaged(saved.path, "it does not say which fit it is of")
+        raise damaged(saved.path, "it does not name its fit")
     there, here = fields.get("options"), draft.fields["options"]
     if not isinstance(there, dict):
         raise damaged(saved.path, "it holds no options")
     for name in dict.fromkeys([*here, *there]):
         if there.get(name) != here.get(name):
             raise InputError(
-                f"expected a checkpoint of this very fit, got one with {name} {printable(str(there.get(name)), 200)} "
-                f"instead of {printable(str(here.get(name)), 200)} in {saved.path}. Use the options of that time, "
+                f"expected a checkpoint of this fit, got one with {name} {printable(str(there.get(name)), 200)} "
+                f"instead of {printable(str(here.get(name)), 200)} in {saved.path}. Use the same options, "
                 "or another folder."
             )
     saved = replace(saved, dtypes={"index": (torch.int64,)})
@@ -153,8 +153,8 @@ def _check_same_fit(saved: Saved, draft: Draft, model: nn.Module, fingerprints: 
         if len(seen) == len(fingerprints):
             got = f"another one in place {int((seen != fingerprints).int().argmax())}"
         raise LoaderError(
-            f"expected the training data of the checkpoint, in the same order, got {got}. Pass the data of that time, "
-            "not shuffled, or use another folder."
+            f"expected the training data of the checkpoint, in the same order, got {got}. Pass the same data, not "
+            "shuffled, or use another folder."
         )
     return saved.whole("limit", 0, 2**62)
 

@@ -158,7 +158,7 @@ def _check_file(path: Path, shown: str) -> None:
             "that tracer.save wrote to."
         )
     if not path.is_file():
-        raise InputError(f"expected a file saved by whence, got {shown}, which is no plain file.")
+        raise InputError(f"expected a file saved by whence, got {shown}, which is not a regular file.")
     with path.open("rb") as file:
         length, size = int.from_bytes(file.read(8), "little"), path.stat().st_size
         if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
@@ -188,14 +188,14 @@ def _parse(text: str, path: str) -> dict[str, Any]:
         return found
 
     def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no number")
+        raise ValueError(f"{constant} is not a number")
 
     try:
         found = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"its manifest cannot be read ({type(error).__name__})") from None
     if not isinstance(found, dict):
-        raise damaged(path, "its manifest is no table")
+        raise damaged(path, "its manifest is not a table")
     return found
 
 

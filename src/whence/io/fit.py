@@ -46,8 +46,8 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
     structure = next((name for name, (kind, *_) in KINDS.items() if kind is type(fitted.bread)), None)
     if structure is None:
         raise InputError(
-            f"expected a structure of whence itself to save, got {type(fitted.bread).__name__}, which only its author "
-            "knows how to write down. Fit with one of whence's structures, or save the model and fit again."
+            f"expected a structure of whence itself to save, got {type(fitted.bread).__name__}, which whence cannot "
+            "write. Fit with one of whence's structures, or save the model and fit again."
         )
     draft = Draft()
     with using_model(fitted):
@@ -382,7 +382,7 @@ def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> None:
     if changed:
         raise StaleModelError(
             f"expected the weights and buffers that were fitted, got changes in {listing(changed)}. "
-            "Load the weights of that time into the model, in the same dtype, or fit and save again."
+            "Load the fitted weights into the model, in the same dtype, or fit and save again."
         )
 
 
@@ -405,5 +405,5 @@ def _safe(thing: Any) -> str:
 
 def _other_model(got: str) -> StaleModelError:
     return StaleModelError(
-        f"expected the model that was fitted, got {got}. Build it as it was then, and load the weights of that time."
+        f"expected the model that was fitted, got {got}. Build the same model, and load the fitted weights."
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -137,7 +137,7 @@ class Likelihood(ABC):
         """
         if roots is None:
             roots = torch.eye(residuals.shape[1], dtype=residuals.dtype, device=residuals.device).unsqueeze(0)
-        return Noise((roots @ roots.transpose(1, 2)).mean(0), roots)
+        return Noise(torch.einsum("nkq,njq->kj", roots, roots) / len(roots), roots)
 
     def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
         """The factor between L_i and the covariance of the residuals, in a sketched fit.
@@ -156,8 +156,8 @@ class Likelihood(ABC):
     def predicted(self, outputs: Tensor) -> Tensor:
         """(m,) index of the predicted class's output."""
         raise InputError(
-            f'expected a likelihood with one class an example for outputs="predicted", got {self.name!r}. Name the '
-            "outputs, for example outputs=[0]."
+            f'expected a likelihood with one class for each example for outputs="predicted", got {self.name!r}. Name '
+            "the outputs, for example outputs=[0]."
         )
 
     def contrasts(self, outputs: Tensor) -> Tensor:
@@ -193,20 +193,10 @@ def residual_degrees(numbers: int, degrees_of_freedom: float | None) -> float:
     return left
 
 
-Dispersion = Literal["fixed", "pearson"]
-
-
-@dataclass(frozen=True)
-class Dispersed(Likelihood):
-    """A likelihood with classes and noise phi L_i, where phi is one, or Pearson's estimate from the residuals."""
+class Classes(Likelihood):
+    """A likelihood whose outputs are logits of classes."""
 
     has_classes: ClassVar[bool] = True
-    dispersion: Dispersion = field(default="fixed", kw_only=True)
-
-    def __post_init__(self) -> None:
-        """Raise for invalid options."""
-        if self.dispersion not in get_args(Dispersion):
-            raise InputError(f"expected dispersion to be one of 'fixed', 'pearson', got {self.dispersion!r}.")
 
     @abstractmethod
     def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor:
@@ -215,35 +205,3 @@ class Dispersed(Likelihood):
     def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
         """The residuals of the new outputs, with the targets recovered from the residuals."""
         return self.residuals(outputs + change, self.targets_of(residuals, outputs))
-
-    @abstractmethod
-    def pearson_terms(self, residuals: Tensor, outputs: Tensor, roots: Tensor) -> Tensor:
-        """(n, k) numbers whose sum is r_i^T L_i^-1 r_i."""
-
-    def noise(
-        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
-    ) -> Noise:
-        """L_i times the dispersion: one, or Pearson's statistic over the residual degrees of freedom."""
-        assert roots is not None
-        scale = 1.0
-        if self.dispersion == "pearson":
-            terms = self.pearson_terms(residuals, outputs, roots)
-            statistic = torch.where(residuals == 0, 0.0, terms).sum()
-            numbers = len(residuals) * self.numbers(residuals.shape[1])
-            scale = float(statistic) / residual_degrees(numbers, degrees_of_freedom)
-            if not torch.isfinite(statistic):
-                raise InputError(
-                    "expected a finite Pearson statistic, got a training example whose observed class has probability "
-                    "zero. Use dispersion='fixed', or look at that example's label."
-                )
-        mean = torch.einsum("nkq,njq->kj", roots, roots) / len(roots)
-        return Noise(scale * mean, scale**0.5 * roots, scale)
-
-    def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
-        """One: Pearson's dispersion needs all residuals."""
-        if self.dispersion == "pearson":
-            raise InputError(
-                "expected dispersion='fixed' in a fit of mixtures of the outputs, got 'pearson', which sums over the "
-                "residuals of all. Fit with hessian_columns='all', or with dispersion='fixed'."
-            )
-        return 1.0

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from whence.errors import InputError, ShapeError, TargetError
-from whence.likelihoods.base import Dispersed, shaped_as_outputs
+from whence.likelihoods.base import Classes, shaped_as_outputs
 from whence.likelihoods.categorical import class_weights
 from whence.runtime.execution import asks_back
 
 
 @asks_back
 @dataclass(frozen=True)
-class Bernoulli(Dispersed):
+class Bernoulli(Classes):
     """Cross-entropy of sigmoid(f), summed over outputs, with the option of `torch.nn.BCEWithLogitsLoss`.
 
     With p = sigmoid(f) and targets y the residual is y - p and the Hessian L = diag(p (1 - p)). With a weight c of the
@@ -28,8 +28,6 @@ class Bernoulli(Dispersed):
 
     Args:
         pos_weight: weight of the positive class, one number or one for each output.
-        dispersion: "fixed" uses the model-based variance of the residuals as it is; "pearson" multiplies it by
-            Pearson's estimate, the mean of (y - p)^2 / (p (1 - p)).
 
     Examples:
         >>> import torch
@@ -42,7 +40,6 @@ class Bernoulli(Dispersed):
 
     def __post_init__(self) -> None:
         """Raise for invalid options, and convert weights to plain numbers."""
-        super().__post_init__()
         if self.pos_weight is not None:
             object.__setattr__(self, "pos_weight", class_weights(self.pos_weight, "pos_weight", alone=True))
 
@@ -55,7 +52,7 @@ class Bernoulli(Dispersed):
                 "Bernoulli(pos_weight=...)."
             )
         _check_logits(outputs, where)
-        advice = 'For one class an example out of many use likelihood="categorical".' if targets.ndim == 1 else ""
+        advice = 'For one class out of many use likelihood="categorical".' if targets.ndim == 1 else ""
         flat = shaped_as_outputs(targets, outputs, where, advice)
         wrong = ((flat < 0) | (flat > 1)).any(1)
         if bool(wrong.any()):
@@ -104,10 +101,6 @@ class Bernoulli(Dispersed):
         yes = (residuals - weight * other).abs() <= near * weight * other
         no = (residuals + p).abs() <= near * p
         return torch.where(yes, 1.0, torch.where(no, 0.0, found)).clamp(0.0, 1.0)
-
-    def pearson_terms(self, residuals: Tensor, outputs: Tensor, roots: Tensor) -> Tensor:
-        """Squares of the residuals over the diagonal of L."""
-        return (residuals / torch.diagonal(roots, dim1=1, dim2=2)).square()
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """sigmoid(f)."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
 from whence.errors import InputError, ShapeError, TargetError
-from whence.likelihoods.base import Dispersed, shaped_as_outputs
+from whence.likelihoods.base import Classes, shaped_as_outputs
 from whence.runtime.execution import asks_back
 
 FEW = 256  # rows whose sums are checked for a softmax in the model
@@ -21,7 +21,7 @@ NEAR_ONE = 1e-4
 
 @asks_back
 @dataclass(frozen=True)
-class Categorical(Dispersed):
+class Categorical(Classes):
     """Cross-entropy of softmax(f), with the options of `torch.nn.CrossEntropyLoss`.
 
     With p = softmax(f) and targets y the residual is y - p and the Hessian L = diag(p) - p p^T. With class weights c
@@ -33,8 +33,6 @@ class Categorical(Dispersed):
         weight: weight of each class, as in `CrossEntropyLoss(weight=...)`.
         ignore_index: examples with this class index do not count.
         label_smoothing: share of the target that is spread evenly over the classes.
-        dispersion: "fixed" uses the model-based variance of the residuals as it is, L_i; "pearson" multiplies it by
-            Pearson's estimate, the mean of (y - p)^2 / p over n (k - 1) numbers.
 
     Examples:
         >>> import torch
@@ -52,7 +50,6 @@ class Categorical(Dispersed):
 
     def __post_init__(self) -> None:
         """Raise for invalid options, and convert weights to plain numbers."""
-        super().__post_init__()
         if not isinstance(self.ignore_index, int):
             raise InputError(f"expected ignore_index to be a whole number, got {self.ignore_index!r}.")
         if not -(2**63) <= self.ignore_index < 2**63:
@@ -191,12 +188,6 @@ class Categorical(Dispersed):
     def numbers(self, outputs: int) -> int:
         """One less than the classes, since residuals sum to zero."""
         return outputs - 1
-
-    def pearson_terms(self, residuals: Tensor, outputs: Tensor, roots: Tensor) -> Tensor:
-        """Squares of the residuals over s p: r^T L^-1 r is their sum, as the residuals sum to zero."""
-        p = outputs.softmax(1)
-        size = roots.square().sum((1, 2)) / self.root_sizes(outputs, torch.ones_like(p[:, :1])).sum(1)
-        return residuals.square() / (size.unsqueeze(1) * p)
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """softmax(f)."""

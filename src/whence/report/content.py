@@ -226,13 +226,13 @@ def _check_outputs(fitted: Fitted) -> None:
     problem = fitted.problem
     if problem.dense:
         raise InputError(
-            "expected a network that answers once for each example, got one that answers at several positions, of "
-            "which no report can be made yet. Use `predict` and `explain`, or fit a model that returns one position."
+            "expected a network with one output vector for each example, got one with outputs at several positions, "
+            "which reports do not support yet. Use `predict` and `explain`, or fit a model that returns one position."
         )
     if problem.sketch is not None:
         raise InputError(
-            f"expected a fit that looks at all {problem.width} outputs, got one that looks at {problem.k} mixtures of "
-            'them. For a report call whence.fit with hessian_columns="all".'
+            f"expected a fit of all {problem.width} outputs, got one of {problem.k} mixtures of them. "
+            'For a report call whence.fit with hessian_columns="all".'
         )
 
 
@@ -285,7 +285,7 @@ def _predict(
 def _checks(fitted: Fitted, traced: Traced, trust: Trust, sampled: bool) -> Iterator[Check]:
     """The checks of `Tracer.trust`, or of the fit itself, and of the tracing; notes have the level "note"."""
     if not sampled and fitted.diagnostics["structure"] != "exact":
-        text = "How far variances are from those of the exact curvature: that takes a closer look at some predictions."
+        text = "How far variances are from those of the exact curvature: Tracer.trust compares a sample of predictions."
         yield Check("Not checked", "note", {}, text)
     for one in trust:
         yield replace(one, name=one.name.capitalize(), level="note" if one.level == "not checked" else one.level)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -31,10 +31,10 @@ FIRST_CELLS = 8  # cells of a row that are shown first: those furthest from the 
 
 @dataclass(frozen=True)
 class ShownInput:
-    """One input: an image (a data URI), pieces of a text with weights, or cells of a row and those that stand out."""
+    """One input: an image (a data URI), a text, or cells of a row and those that stand out."""
 
     image: str = ""
-    text: tuple[tuple[str, float], ...] = ()
+    text: str = ""
     cells: tuple[str, ...] = ()
     unusual: tuple[tuple[int, str], ...] = ()  # columns, with the reason
     first: tuple[int, ...] = ()  # columns to show before the others, the most unusual first
@@ -47,7 +47,7 @@ class ShownInput:
 
     @property
     def data(self) -> Any:
-        """For the script of the page: a string, a list of pieces, or cells and which are unusual."""
+        """For the script of the page: a string, or cells and which are unusual."""
         return self.image or self.text or (self.cells, self.unusual, self.first)
 
 
@@ -109,7 +109,7 @@ class InputView:
         if self.form == "image":
             shown = [{i: ShownInput(image=uri) for i, uri in part.items()} for part in thumbnails(tests, trains)]
         else:
-            shown = [{i: ShownInput(text=text_pieces(text)) for i, text in part.items()} for part in (tests, trains)]
+            shown = [{i: ShownInput(text=shortened(text)) for i, text in part.items()} for part in (tests, trains)]
         return ShownInputs(self.form, (), *shown)
 
     def _of_examples(
@@ -236,22 +236,8 @@ def thumbnails(*collections: Mapping[int, Any]) -> list[dict[int, str]]:
     return [{i: thumbnail((image - low) / max(high - low, 1e-12)) for i, image in part.items()} for part in parts]
 
 
-def text_pieces(text: Any) -> tuple[tuple[str, float], ...]:
-    """A text, or its tokens with their weights, as pieces with a weight between 0 and 1 each.
-
-    Examples:
-        >>> text_pieces("good film"), text_pieces([("good", 2.0), (" film", -1.0)])
-        ((('good film', 0.0),), (('good', 1.0), (' film', 0.5)))
-    """
-    pairs = [(text, 0.0)] if isinstance(text, str) else text
-    if not isinstance(pairs, Iterable):
-        raise InputError(f"expected a text, or pairs of a token and its weight, got {type(text).__name__}.")
-    pairs = [(str(token), abs(float(weight))) for token, weight in pairs] or [("", 0.0)]
-    largest = max(weight for _, weight in pairs) or 1.0
-    pieces, left = [], LONGEST_TEXT
-    for token, weight in pairs:
-        pieces.append((token[:left], round(weight / largest, 3)))
-        left -= len(token)
-        if left < 0:
-            return (*pieces, (" …", 0.0))
-    return tuple(pieces)
+def shortened(text: Any) -> str:
+    """A text, cut where it is long; a space if it is empty, so that something is shown."""
+    if not isinstance(text, str):
+        raise InputError(f"expected texts as strings, got {type(text).__name__}.")
+    return text[:LONGEST_TEXT] + " …" * (len(text) > LONGEST_TEXT) or " "

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from inspect import isfunction, signature
 from numbers import Integral, Real
@@ -134,19 +134,6 @@ def checked_execution(given: Any) -> Execution:
     return given or Execution()
 
 
-def by_one_process(execution: Execution | None) -> Execution:
-    """The same with "auto" replaced by `False`, for calls that the other processes do not make.
-
-    Examples:
-        >>> by_one_process(Execution(chunk_size=5))
-        Execution(chunk_size=5, ..., distributed=False)
-        >>> by_one_process(Execution(distributed=30)).distributed
-        30
-    """
-    execution = checked_execution(execution)
-    return replace(execution, distributed=False) if execution.distributed == "auto" else execution
-
-
 class Chunks:
     """Splits batches into chunks; if one is too large for the device, it and all later ones are halved."""
 
@@ -178,7 +165,7 @@ class Chunks:
                 self.most = taken // 2
                 self.notes.append(
                     f"the device ran out of memory with the {self.what} of {taken} examples at once; {self.most} were "
-                    "taken from then on"
+                    "used from then on"
                 )
                 if torch.cuda.is_initialized():
                     torch.cuda.empty_cache()
@@ -247,8 +234,8 @@ class Passes:
             if where.start < done:
                 raise LoaderError(
                     f"expected batches of the same size as when the checkpoint was written, where one ended after "
-                    f"{done} examples, got one of examples {where.start} to {where.stop}. Use the batch_size of that "
-                    "time, or another folder."
+                    f"{done} examples, got one of examples {where.start} to {where.stop}. Use the same batch_size, or "
+                    "another folder."
                 )
             yield item
             if resumable and self.checkpoint is not None and not self.shared:
@@ -289,7 +276,7 @@ class Passes:
 def partial_data_error() -> LoaderError:
     """The error for a question that needs all training data, when each process has a part of them."""
     return LoaderError(
-        "expected all training data for this question, got a fit of several processes, each of which has a part of "
+        "expected all training data for this method, got a fit of several processes, each of which has a part of "
         "them. Save the fit, and whence.load(path, model, train_loader=...) with the batches of all processes, one "
         "after the other."
     )

@@ -356,7 +356,7 @@ def check_model(model: nn.Module) -> None:
     """Raise for a model whose outputs are random or depend on the batch, or whose weights are missing or not finite."""
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
-            "expected a module of Python, got one compiled by torch.jit, whose layers cannot be watched. "
+            "expected a module of Python, got one compiled by torch.jit, whose layers cannot be intercepted. "
             "Pass the module it was made from, with the same weights."
         )
     with locked(model):

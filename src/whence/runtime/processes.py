@@ -62,8 +62,7 @@ class ProcessGroup:
             if not sound:
                 raise ProcessError(
                     f"expected all {self.size} processes to go on to {what}, got an error in rank {rank}: {said}. "
-                    "Look at its output; a fit with Execution(checkpoint=...) goes on from there when it is started "
-                    "again."
+                    "Check its output; a fit with Execution(checkpoint=...) resumes there when it is started again."
                 )
         return [said for _, said in gathered]
 
@@ -133,8 +132,8 @@ class ProcessGroup:
         message = BRACKETS.sub("", first_line(error)).split(". ")[0]
         return ProcessError(
             f"expected all {self.size} processes to go on to {what} within {self._timeout:g} s, got no answer from one "
-            f"of them ({message}). It has died, or hangs: look at its output. A fit with checkpoint=... goes on from "
-            "there when it is started again."
+            f"of them ({message}). It has ended or hangs: check its output. A fit with checkpoint=... resumes there "
+            "when it is started again."
         )
 
 
@@ -157,8 +156,8 @@ def open_process_group(distributed: Distributed) -> ProcessGroup:
     ready = dist.is_available() and dist.is_initialized()
     if given not in ("auto", False) and not ready:
         raise InputError(
-            "expected processes that know of each other for distributed=..., got none. Start them with torchrun, and "
-            "call torch.distributed.init_process_group() first."
+            "expected torch.distributed to be initialised for distributed=..., got none. Start the processes with "
+            "torchrun, and call torch.distributed.init_process_group() first."
         )
     if given is False or not ready or dist.get_world_size() == 1:
         return ALONE
@@ -167,7 +166,7 @@ def open_process_group(distributed: Distributed) -> ProcessGroup:
     except RuntimeError as error:
         raise ProcessError(
             f"expected all {dist.get_world_size()} processes of torch.distributed to call whence together, within "
-            f"{seconds:g} s, got not all of them. For a fit of this process alone pass "
+            f"{seconds:g} s, got only some of them. For a fit of this process alone pass "
             "execution=whence.Execution(distributed=False)."
         ) from error
     found = ProcessGroup(dist.get_world_size(), group, seconds)

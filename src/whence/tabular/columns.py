@@ -423,7 +423,7 @@ def detect_column(name: str, cells: Any, notes: list[str], rows: Any = None) -> 
             return ExcludedColumn(name, "numbers the rows", identifier=True)
         if not readable.all():
             text = f"{name!r} holds text in {(~readable).sum()} of {len(filled)} cells {odd}"
-            notes.append(f"{text}; taken as missing numbers")
+            notes.append(f"{text}; treated as missing numbers")
         note_spaces(name, filled[readable], notes)
         return Number(name, Scale.of(values[readable]), gaps, style, unit=unit)
     format_ = guess_date_format(filled)
@@ -454,10 +454,10 @@ def _detect_date(name: str, format_: str, filled: Any, missing: bool, notes: lis
     readable = numpy.isfinite(days)
     known = days[readable]
     if format_.startswith("%m/%d") and numpy.isfinite(parse_dates(filled, format_.replace("%m/%d", "%d/%m"))).all():
-        notes.append(f"{name!r} could be month/day or day/month; month/day was taken")
+        notes.append(f"{name!r} could be month/day or day/month; month/day was used")
     if not readable.all():
         odd = examples(filled[~readable])
-        notes.append(f"{name!r} holds {(~readable).sum()} cells that are no dates (such as {odd})")
+        notes.append(f"{name!r} holds {(~readable).sum()} cells that are not dates (such as {odd})")
     # Cycles that the dates go through, and within which they vary.
     cycles = [one for one in (YEAR, WEEK) if numpy.ptp(known) >= one and numpy.ptp(known % one) > 0.01 * one]
     cycles += [DAY] * bool((known % 1 != 0).any())

@@ -107,7 +107,11 @@ class TableModel:
             cells = table.columns[column.name]
             odd = column.unrecognized(cells)
             if odd.any():
-                what = "a category that training never had" if column.kind == "category" else f"no {column.kind}"
+                what = (
+                    "a category that was not in the training data"
+                    if column.kind == "category"
+                    else f"text that is not a {column.kind}"
+                )
                 rows = f"{int(odd.sum())} of {len(odd)} rows"
                 notes.append(f"{column.name!r} holds {what} in {rows}, such as {examples(cells[odd])}")
         return notes + self.clipped(table)
@@ -117,8 +121,8 @@ class TableModel:
         numbers = {one.name: one for one in self.columns if isinstance(one, Number)}
         far = {name: table.columns[name][one.clipped(table.columns[name])] for name, one in numbers.items()}
         return [
-            f"{name!r} holds extreme values in {len(cells)} of {len(table)} rows, such as {str(cells[0])!r}; taken for "
-            f"{MAX_DISTANCE:g} standard deviations from the median"
+            f"{name!r} holds extreme values in {len(cells)} of {len(table)} rows, such as {str(cells[0])!r}; clipped "
+            f"to {MAX_DISTANCE:g} standard deviations from the median"
             for name, cells in far.items()
             if len(cells)
         ]
@@ -234,7 +238,7 @@ def prepare(
     """
     names, notes = list(table.columns), list(table.notes)
     name = find_column(target, names)
-    ignored = {find_column(one, names): "as you asked" for one in ignore}
+    ignored = {find_column(one, names): "by --ignore" for one in ignore}
     labels = None
     if groups is not None:
         ignored[find_column(groups, names)] = "names the groups"
@@ -427,7 +431,7 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptArtifactError(
-            f"expected a table saved by `whence table --save` in {folder}, got damaged files: {reason}. Make it anew."
+            f"expected a table saved by `whence table --save` in {folder}, got damaged files: {reason}. Save it again."
         ) from error
     tracer = load(folder / FIT, *model.fitted_with(predictor, inputs, values), progress=progress)
     tracer = replace(tracer, held_out=training.get("held_out"))
@@ -452,7 +456,7 @@ def read_description(
     if (format_, version) != kind:
         raise CorruptArtifactError(
             f"expected {kind[0]!r} of version {kind[1]} in {path}, got {format_!r} of version {version!r}. "
-            f"It may come from another whence; this one is {__version__}."
+            f"It may come from another version of whence; this is {__version__}."
         )
     return description
 
@@ -487,4 +491,4 @@ def check_folder(folder: Path | None, mark: str = DESCRIPTION) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"expected the name of a folder to save to, got the file {folder}.")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / mark).is_file():
-        raise InputError(f"expected a new folder to save to, got {folder}, which holds something else. Name another.")
+        raise InputError(f"expected a new folder to save to, got {folder}, which contains other files. Choose another.")

@@ -128,7 +128,7 @@ def score_numbers(values: Any, prediction: Any, lower: Any, upper: Any) -> list[
     covered = float(((values >= lower) & (values <= upper)).mean())
     return [
         Score("R2", 1 - squares / variance if variance > 0 else numpy.nan, "1 is perfect, 0 no better than the mean"),
-        Score("RMSE", squares**0.5, f"typical error; always saying the mean would give {number(variance**0.5, 4)}"),
+        Score("RMSE", squares**0.5, f"typical error; always predicting the mean would give {number(variance**0.5, 4)}"),
         Score("MAE", float(numpy.abs(errors).mean()), "mean absolute error"),
         Score("coverage", covered, f"share of rows inside their {100 * LEVEL:.0f} % interval"),
     ]
@@ -142,9 +142,9 @@ def score_classes(values: Any, probabilities: Any, classes: tuple[str, ...]) -> 
     most = numpy.bincount(values).max() / len(values)
     right = float((probabilities.argmax(1) == values).mean())
     scores = [
-        Score("accuracy", right, f"always saying the most frequent class would give {most:.3f}"),
+        Score("accuracy", right, f"always predicting the most frequent class would give {most:.3f}"),
         Score("log loss", float(-numpy.log(numpy.maximum(own, 1e-300)).mean()), "mean of -log(p of the true class)"),
-        Score("confidence", float(probabilities.max(1).mean()), "mean probability given to the answer"),
+        Score("confidence", float(probabilities.max(1).mean()), "mean probability of the predicted class"),
     ]
     if len(classes) == 2 and 0 < values.sum() < len(values):
         area = float(roc_auc_score(values, probabilities[:, 1]))

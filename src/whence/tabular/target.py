@@ -81,7 +81,7 @@ def find_column(name: str, names: list[str]) -> str:
     """The column with that name, or an error that suggests the nearest names."""
     if name not in names:
         meant = f"{did_you_mean(name, names, most=3)} Columns: {listing(names, 20)}."
-        raise InputError(f"expected the name of a column, got {name!r}, which is none.{meant}")
+        raise InputError(f"expected the name of a column, got {name!r}, which does not exist.{meant}")
     return name
 
 
@@ -107,8 +107,8 @@ def detect_target(name: str, cells: Any, task: Task | None, notes: list[str]) ->
     if largest > MAX_TARGET:
         raise TargetError(
             f"expected a target of at most {MAX_TARGET:g} in size, so that variances can be computed, got "
-            f"{str(filled[numpy.abs(values).argmax()])!r} in {name!r}. If this is no mistake in single cells, divide "
-            f"the column by 1e{numpy.floor(numpy.log10(largest)):.0f}: verdicts stay the same."
+            f"{str(filled[numpy.abs(values).argmax()])!r} in {name!r}. If this is not a mistake in single cells, "
+            f"divide the column by 1e{numpy.floor(numpy.log10(largest)):.0f}: verdicts stay the same."
         )
     if std < MIN_STD:
         power = -numpy.floor(numpy.log10(std))
@@ -132,13 +132,13 @@ def _guess_task(name: str, values: Any, unreadable: Any, notes: list[str]) -> Ta
     whole = bool((known == numpy.round(known)).all())
     if whole and len(known) <= MAX_CODES and known[0] in (0, 1) and numpy.ptp(known) == len(known) - 1:
         notes.append(
-            f"{name!r} holds the whole numbers {known[0]:g} to {known[-1]:g}, taken for classes; "
+            f"{name!r} holds the whole numbers {known[0]:g} to {known[-1]:g}, treated as classes; "
             "if they are amounts, pass --task regression"
         )
         return "classification"
     if whole and len(known) <= 2 * MAX_CODES and len(values) > 10 * len(known):
         notes.append(
-            f"{name!r} holds {len(known)} different whole numbers, taken for amounts; "
+            f"{name!r} holds {len(known)} different whole numbers, treated as amounts; "
             "if they are classes, pass --task classification"
         )
     return "regression"

@@ -41,7 +41,6 @@ def read(model: Any) -> TreeEnsemble | None:
         shrinkage=float(settings["learning_rate"]),
         l2=float(settings["l2_leaf_reg"]),
         l2_by_weight=True,
-        sample_share=float(settings.get("subsample", 1.0)),
         notes=_notes(model, settings),
     )
 
@@ -60,8 +59,8 @@ def _notes(model: Any, settings: dict[str, Any]) -> tuple[str, ...]:
         ),
         (
             model.get_cat_feature_indices(),
-            "While trees grew, target statistics of categories counted earlier rows only, so a training row can "
-            "be sent to another leaf now than then.",
+            "While trees grew, target statistics of categories counted earlier rows only, so a training row may be in "
+            "another leaf now than during training.",
         ),
         (settings.get("monotone_constraints"), "Monotone constraints bound the leaf values."),
         (by_class, "The loss weights rows by their class."),

@@ -33,7 +33,6 @@ class TreeEnsemble:
     l2: float = 0.0  # the library's own penalty of squared leaf values, before shrinkage
     l2_by_weight: bool = False  # whether the library multiplies it by the mean weight of the training rows
     classes: tuple[Any, ...] | None = None  # labels in the order of the classes; `None` for regression
-    sample_share: float = 1.0  # share of the training rows that each tree saw
     notes: tuple[str, ...] = ()  # what users should know, such as a bootstrap
     own_raw: Callable[[Any], Any] | None = None  # from X to the library's own raw outputs, to compare with
 

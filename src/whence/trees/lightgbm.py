@@ -32,7 +32,7 @@ def read(model: Any) -> TreeEnsemble | None:
     head, *trees, settings = _sections(booster.model_to_string())  # up to the best iteration, as in predict
     if not trees:
         raise not_fitted(model)
-    loss = head.get("objective", "an objective of one's own")
+    loss = head.get("objective", "a custom objective")
     likelihood = LIKELIHOODS.get(loss.split()[0] if loss.startswith("multiclass ") else loss)
     if likelihood is None:
         raise loss_not_taken(model, loss, TAKEN)
@@ -81,7 +81,7 @@ def _numbers(line: str) -> NDArray[numpy.float64]:
 
 
 def _settings(settings: dict[str, str]) -> dict[str, Any]:
-    """Penalty, share of rows and notes, from the training parameters."""
+    """Penalty and notes, from the training parameters."""
     goss = "goss" in (settings["boosting"], settings.get("data_sample_strategy"))
     bagging = int(settings["bagging_freq"]) > 0
     share = float(settings["bagging_fraction"]) if bagging else 1.0
@@ -91,7 +91,6 @@ def _settings(settings: dict[str, str]) -> dict[str, Any]:
     l1, smooth = float(settings["lambda_l1"]), float(settings["path_smooth"])
     return {
         "l2": float(settings["lambda_l2"]),
-        "sample_share": share,
         "notes": noted(
             (share < 1 and not goss, f"Each tree saw a random {share:.0%} of the training rows."),
             (goss, f"Each tree saw {share:.0%} of the training rows, those of large gradients first (goss)."),

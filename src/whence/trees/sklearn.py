@@ -64,7 +64,6 @@ def _averaged(model: Any) -> TreeEnsemble:
         base=numpy.zeros(values.shape[1]),
         likelihood="gaussian",
         shrinkage=1 / len(trees),
-        sample_share=share,
         notes=noted((share < 1, f"Each tree saw a bootstrap sample, {share:.0%} of the training rows on average.")),
     )
 
@@ -76,7 +75,7 @@ def _boosting(model: Any) -> TreeEnsemble:
 
     if not isinstance(model.init_, DummyClassifier | DummyRegressor | str):
         got = f"with init={type(model.init_).__name__}"
-        raise not_taken(model, "init=None or init='zero'", got, "whence takes boosting that starts with a constant.")
+        raise not_taken(model, "init=None or init='zero'", got, "whence supports boosting that starts with a constant.")
     trees = model.estimators_.ravel()  # an iteration has one tree for each output
     numbers = LeafNumbers([tree.tree_.children_left < 0 for tree in trees])
     values = numpy.concatenate([tree.tree_.value[:, 0, 0] for tree in trees])[numbers.is_leaf] * model.learning_rate
@@ -89,7 +88,7 @@ def _boosting(model: Any) -> TreeEnsemble:
 
     sampled = (model.subsample < 1, f"Each tree saw a random {model.subsample:.0%} of the training rows.")
     found = _boosted(model, len(trees), leaves, values, base, early=model.n_iter_no_change is not None)
-    return replace(found, sample_share=float(model.subsample), notes=noted(sampled) + found.notes)
+    return replace(found, notes=noted(sampled) + found.notes)
 
 
 def _histogram_boosting(model: Any) -> TreeEnsemble:

@@ -20,11 +20,11 @@ LIKELIHOODS: dict[str, Loss] = {
 
 READ_OFF = (
     "The model came without the settings of its training, as one from a file does. Its learning rate, {:.3g}, and L2 "
-    "penalty, {:.3g}, were read off the trees. Subsampling, class weights and constraints are not known."
+    "penalty, {:.3g}, were inferred from the trees. Subsampling, class weights and constraints are not known."
 )
 MAYBE_LOST = (
-    "Learning rate 0.3 and L2 penalty 1 are the library's defaults. A model from a file has lost its own, and these "
-    "trees do not say them. If it is one, pass ridge=."
+    "Learning rate 0.3 and L2 penalty 1 are the library's defaults. A model from a file no longer has its own, and "
+    "they cannot be inferred from these trees. If it is from a file, pass ridge=."
 )
 
 
@@ -148,7 +148,7 @@ SINGLE = 1e-5  # relative gap between sums of gradients that rounding to single 
 
 
 def _settings(config: Any, own: tuple[float, float] | None, dart: bool) -> dict[str, Any]:
-    """Shrinkage, penalty, share of rows and notes, from the configuration of a booster and the values of its trees."""
+    """Shrinkage, penalty and notes, from the configuration of a booster and the values of its trees."""
     booster = config["gradient_booster"]
     booster = booster.get("gbtree", booster)
     train = booster["tree_train_param"]
@@ -162,7 +162,6 @@ def _settings(config: Any, own: tuple[float, float] | None, dart: bool) -> dict[
     return {
         "shrinkage": shrinkage,
         "l2": l2,
-        "sample_share": share,
         "notes": noted(
             (lost, READ_OFF.format(shrinkage, l2)),
             (usual, MAYBE_LOST),

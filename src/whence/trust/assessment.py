@@ -171,7 +171,7 @@ def _check_steps(
 def _check_ridges(fitted: Fitted, sample: list[Inputs], late: bool) -> Check:
     """The order of predictions by HeC3 at other ridges."""
     ridge, found = fitted.bread.ridge, []
-    reason = "no seconds were left" if late else "the fit has no ridge" if ridge <= 0 else ""
+    reason = "the limit of `seconds` was reached" if late else "the fit has no ridge" if ridge <= 0 else ""
     if not reason:
         try:
             others = (at_ridge(fitted, factor * ridge) for factor in RIDGE_FACTORS)
@@ -181,15 +181,15 @@ def _check_ridges(fitted: Fitted, sample: list[Inputs], late: bool) -> Check:
     if found and len(found[0]) < LEAST_RANKED:
         reason = f"fewer than {LEAST_RANKED} predictions"
     if reason:
-        return checks.not_checked("lambda", f"Variances at other ridges were not looked at: {reason}.")
+        return checks.not_checked("lambda", f"Variances at other ridges were not computed: {reason}.")
     below, above = (rank_correlation(found[0], other) for other in found[1:])
     return checks.judged(
         "lambda",
         level_of(min(below, above), checks.SAME_ORDER),
         {"a tenth": below, "ten times": above},
         "Predictions have the same order by HeC3 with a tenth and with ten times lambda.",
-        "The order of predictions by HeC3 changes with lambda between a tenth and ten times its value. Make sure "
-        'of lambda (the weight decay of the training, or ridge="loo").',
+        "The order of predictions by HeC3 changes with lambda between a tenth and ten times its value. Check lambda "
+        '(the weight decay of the training, or ridge="loo").',
     )
 
 
@@ -252,7 +252,7 @@ def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -
         kept = [_up_to(every[:most][-1], numbers, inputs) for numbers, inputs in kept]
         kept = [(numbers, inputs) for numbers, inputs in kept if len(numbers)]
     if not kept:
-        raise InputError("expected at least one input to look at, got none.")
+        raise InputError("expected at least one input to check, got none.")
     return [inputs for _, inputs in kept]
 
 

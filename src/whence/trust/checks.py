@@ -34,7 +34,7 @@ LEVELS = (FINE, CAREFUL, NOT)
 MEANING = {
     FINE: "read variances and verdicts as they are",
     CAREFUL: "rank predictions by these numbers; standard errors may be off by a factor of two, those of trees by more",
-    NOT: "standard errors may be off by more than a factor of two, or the order of predictions be wrong",
+    NOT: "standard errors may be off by more than a factor of two, or the order of predictions may be wrong",
     SKIPPED: "nothing was checked",
 }
 """What a level means, the same wherever it is shown."""
@@ -251,9 +251,9 @@ def stationarity(size: float, change: float, factor: float, recentered: bool, fa
     numbers = {"after the step": factor, "standard errors": change, "step": size}
     if trees and not recentered:
         words = (
-            "Variances of trees say how leaf values answer to the labels with the trees kept. Models that are trained "
-            "again, trees and all, vary more: about twenty times as much in a study. Compare predictions by these "
-            "numbers, and do not take them for standard errors of a whole training."
+            "Variances of trees say how leaf values depend on the labels if the splits are fixed. Models that are "
+            "trained again, with new splits, vary more: about twenty times as much in a study. Compare predictions by "
+            "these numbers, and do not take them for standard errors of a whole training."
         )
         return Check("stationarity", CAREFUL, numbers, words)
     size_level, far_off = level_of(fold(factor), STOPPED), change > NEWTON_CHANGE[1]
@@ -266,7 +266,7 @@ def stationarity(size: float, change: float, factor: float, recentered: bool, fa
         )
     elif level != FINE and recentered:
         words = (
-            "Residuals were recentered with an approximate step, and variances are others after the exact one. Use "
+            "Residuals were recentered with an approximate step, and variances differ after the exact one. Use "
             'structure="exact" or "core", or train longer.'
         )
     elif level != FINE:
@@ -321,7 +321,7 @@ def linearization(loo: float, own: float, newton: float, recentered: bool, hidde
     elif along != FINE:
         words = (
             "The step to the optimum, which this fit has taken, is too long for a linearization: its predictions are "
-            "not those of the optimum. Train on, or fit without recenter=True."
+            "not those of the optimum. Train longer, or fit without recenter=True."
         )
     elif hidden > LINEARIZATION_ERROR[0]:
         words = "Rounding hides whether outputs are linear in the weights; use weights of higher precision to see it."
@@ -350,7 +350,7 @@ def degrees_of_freedom(fitted: Fitted, estimates: Tensor | None = None) -> Check
             'is off. Raise `ridge`, or use structure="core" or "exact".'
         )
     elif share > NEARLY_ALL:
-        words = "The fit can follow nearly every number: residuals say little about noise. Raise `ridge`."
+        words = "The fit can reproduce nearly every target: residuals say little about noise. Raise `ridge`."
     elif level != FINE:
         words = (
             "The structure has more, or fewer, degrees of freedom than the exact curvature: it is not the curvature of "
@@ -363,11 +363,11 @@ def leverage(fitted: Fitted) -> Check:
     """Whether leverages are possible."""
     guarded, among, policy = fitted.adjusted.guarded, fitted.meats.deletions, fitted.loo.policy
     why = {
-        "exact": "decide their own prediction (leverage one): their leave-one-out residuals, and HeC3 near them, are "
-        "rounding. Raise `ridge`.",
+        "exact": "determine their own prediction (leverage one): their leave-one-out residuals, and HeC3 near them, "
+        "are rounding errors. Raise `ridge`.",
         "one_plus_q": "have an approximate leverage of one or more, which no example has: this structure overstates "
-        'how much single examples decide. Raise `ridge`, or use structure="core".',
-        "clip": "are clipped, which multiplies their residuals by up to ten thousand: HeC3 is theirs alone. Use "
+        'the influence of single examples. Raise `ridge`, or use structure="core".',
+        "clip": "are clipped, which multiplies their residuals by up to ten thousand: they alone determine HeC3. Use "
         'leverage="one_plus_q", or structure="core".',
     }[policy]
     words = f"{guarded} of {among} {why}" if guarded else "No leverage had to be guarded."
@@ -430,17 +430,17 @@ def trust_of_gradients(fitted: Fitted) -> Iterator[Check]:
         INSIDE,
         "Gradients of the most doubtful examples lie within the core, as far as a sample of them shows.",
         "Gradients of examples with large residuals lie outside the core, which follows the curvature of the loss: "
-        "where the network is certain of a wrong label there is next to none. HeC3 is too small, to about the "
-        'given share. Use structure="exact" or "sketch", or a core with a larger `size` or a `share` nearer to one.',
+        "where the network is certain of a wrong label there is almost none. HeC3 is too small, by a factor of about "
+        '`share`. Use structure="exact" or "sketch", or a core with a larger `size`.',
     )
     yield from _judged_share(
         "diagonal meat",
         share_of_sample(fitted),
         DIAGONAL,
         "HeC3 has the size that gradients of the most doubtful examples give it, as far as a sample shows.",
-        "Gradients of examples with large residuals lie where there is next to no curvature, as they do where the "
-        "network is certain of a wrong label: the eigenbasis is not made for them, its directions there are "
-        'rounding, and HeC3 is too small, to about the given share. Use structure="exact" or "sketch".',
+        "Gradients of examples with large residuals lie where there is almost no curvature, as they do where the "
+        "network is certain of a wrong label: the eigenbasis is not made for them, its directions there are rounding "
+        'errors, and HeC3 is too small, by a factor of about `share`. Use structure="exact" or "sketch".',
     )
     if isinstance(fitted.sandwich, SpectralSandwich):
         share = fitted.sandwich.share_chosen_by_rounding()
@@ -462,8 +462,8 @@ def _judged_share(
     if share is not None and math.isnan(share):
         yield not_checked(
             name,
-            "Gradients of the most doubtful examples were not looked at: it would take more memory than is set aside; "
-            "a look at predictions compares HeC3 with exact solves.",
+            "Gradients of the most doubtful examples were not checked: that needs more memory than allowed. "
+            "Tracer.trust(x) compares HeC3 with exact solves.",
         )
     elif share is not None:
         yield judged(name, level_of(share, bounds), {"share": share}, fine, otherwise)
