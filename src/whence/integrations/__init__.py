@@ -4,6 +4,7 @@ Each module needs its library, and is imported separately:
 
     from whence.integrations.lightning import WhenceCallback
     from whence.integrations.transformers import fit_trainer
+    from whence.integrations import skorch as whence_skorch
 
 The scikit-learn estimators are in `whence.sklearn`.
 
