@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
@@ -15,7 +14,7 @@ from whence.curvature import Structure
 from whence.errors import InputError
 from whence.integrations import decay_of, ridge_of
 from whence.likelihoods import Likelihood
-from whence.runtime.execution import checked_execution
+from whence.runtime.execution import by_one_process
 from whence.runtime.model_state import preserved
 from whence.tracer import Tracer
 
@@ -71,9 +70,7 @@ class WhenceCallback(Callback):
             model.eval()
             decay = decay_of(trainer.optimizers)
             ridge = ridge_of(decay, loader, self.likelihood, model) if self.ridge is None else self.ridge
-            execution = checked_execution(self.options.get("execution"))
-            if execution.distributed == "auto":  # the other processes do not take part
-                execution = replace(execution, distributed=False)
+            execution = by_one_process(self.options.get("execution"))  # the other processes do not take part
             options = {**self.options, "execution": execution}
             self.tracer = fit(model, loader, self.likelihood, self.structure, ridge=ridge, **options)
         self.logged = {f"whence/{name.replace(' ', '_')}": float(self.tracer.diagnostics[name]) for name in NUMBERS}
