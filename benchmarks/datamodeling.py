@@ -237,8 +237,11 @@ def score(foreseen: Tensor, true: Tensor) -> float:
         >>> true = torch.tensor([[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]])
         >>> score(true.exp(), true)
         1.0
+        >>> score(torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]]), true)  # no correlation with a constant
+        0.5
     """
-    return sum(spearman(a, b) for a, b in zip(foreseen.T, true.T, strict=True)) / true.shape[1]
+    pairs = [(a, b) for a, b in zip(foreseen.T, true.T, strict=True) if bool((a != a[0]).any() & (b != b[0]).any())]
+    return sum(spearman(a, b) for a, b in pairs) / true.shape[1]
 
 
 def from_scores(helpful: Tensor, kept: Tensor) -> Tensor:

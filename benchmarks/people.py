@@ -156,7 +156,7 @@ def doubt_scores(
     """How doubtful each test image is."""
     outputs, features = asked
     answers, learned = known
-    coded = one_hot(labels, CLASSES).to(outputs.device)
+    coded = F.one_hot(labels, CLASSES).to(outputs)
     squares = (coded - answers.softmax(1)).square().sum(1)
     scores = {name: getattr(found, name) for name in ("noise", "scarcity", "source", "ratio", "ho", "hec3")}
     scores.update(probability_scores(outputs.softmax(1)))
