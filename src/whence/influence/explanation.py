@@ -210,7 +210,10 @@ class Explanation(Shown):
                 f"two labels of examples like this one differ in {percent(float(self.disagreement[number]))} of all "
                 f"pairs, and two drawn from the model's answer in {percent(float(self.ambiguity[number]))}"
             )
-            limit = f"noisy from {percent(self.disagreement_limit)} and a mean of {percent(self.noise_limit)} on"
+            limit = f"noisy from {percent(self.disagreement_limit)} on"
+            if self.noise_limit != self.disagreement_limit:
+                noise = percent(float(self.noise[number]))
+                limit += f"; both together say {noise}, noisy from {percent(self.noise_limit)} on"
         else:
             around = f"targets of examples like this one vary by {float(self.noise[number]):.3g}"
             limit = f"noisy from {self.noise_limit:.3g} on"
