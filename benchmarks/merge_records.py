@@ -3,7 +3,7 @@
     python -m benchmarks.merge_records results/verdicts.json part1.json part2.json
     python -m benchmarks.merge_records results/paper/disentanglement.json part.json
 
-The first file is written; if it is there, rows are added to it, in place of those with the same case, seed, loss and
+The first file is written; if it is there, rows are added to it, in place of those with the same case or table, seed, loss and
 structure. The row of a run that was stopped (it has `missing`) takes no complete row's place. Records of
 `whence reproduce` are merged as it does.
 """
@@ -20,7 +20,7 @@ from whence_paper.records import Record
 from .record import save, say
 from .tables import origin
 
-KEYS = ("case", "seed", "loss", "structure")
+KEYS = ("case", "table", "seed", "loss", "structure")
 
 
 def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
