@@ -3,8 +3,8 @@
     python -m benchmarks.merge_records results/verdicts.json part1.json part2.json
     python -m benchmarks.merge_records results/paper/disentanglement.json part.json
 
-The first file is written; if it is there, rows are added to it, in place of those with the same case or table, seed, loss and
-structure. The row of a run that was stopped (it has `missing`) takes no complete row's place. Records of
+The first file is written; if it is there, rows are added to it, in place of those with the same case or table, seed,
+loss and structure. The row of a run that was stopped (it has `missing`) takes no complete row's place. Records of
 `whence reproduce` are merged as it does.
 """
 
