@@ -52,7 +52,7 @@ from whence.jacobian.gradients import (
     promoted,
 )
 from whence.jacobian.linearization import Linearization
-from whence.linalg import check_finite_sums, eigenvectors, eigh
+from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, eigh, mirror
 from whence.runtime.processes import assign_by_cost
 
 LONGEST_SUM = 8192  # rows whose products are summed in their own precision
@@ -101,11 +101,21 @@ def second_moment(rows: Tensor) -> Tensor:
     """Rows (..., m, i) to (..., i, i). Many rows are summed in float64, or small eigenvalues would be lost."""
     parts = rows.split(LONGEST_SUM * (32 if rows.is_cuda else 1), dim=-2)  # a GPU sums in tiles, and calls cost more
     if len(parts) == 1 or rows.dtype == torch.float64:
-        return product(rows.transpose(-1, -2), rows)
+        return _crossed(rows)
     total = torch.zeros(*rows.shape[:-2], rows.shape[-1], rows.shape[-1], dtype=torch.float64, device=rows.device)
     for part in parts:
-        total += product(part.transpose(-1, -2), part)
+        total += _crossed(part)
     return total
+
+
+def _crossed(rows: Tensor) -> Tensor:
+    """Rows (..., m, i) to (..., i, i); for one matrix on a CPU, products known by symmetry are skipped."""
+    size = rows.shape[-1]
+    if rows.is_cuda or size <= NARROWEST or rows.numel() != rows.shape[-2] * size:
+        return product(rows.transpose(-1, -2), rows)
+    found = rows.new_zeros(size, size)
+    add_gram(found, rows.reshape(-1, size))
+    return mirror(found).reshape(*rows.shape[:-2], size, size)
 
 
 @dataclass
