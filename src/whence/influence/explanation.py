@@ -205,21 +205,20 @@ class Explanation(Shown):
         """The two numbers behind one verdict, in words."""
         scarcity = float(self.scarcity[number])
         chance, share = float(self.noise_p[number]), float(self.scarcity_p[number])
+        further = ""
         if self.classes:
-            around = (
-                f"two labels of examples like this one differ in {percent(float(self.disagreement[number]))} of all "
-                f"pairs, and two drawn from the model's answer in {percent(float(self.ambiguity[number]))}"
-            )
+            differ = percent(float(self.disagreement[number]))
+            around = f"two labels of examples like this one differ in {differ} of all pairs"
             limit = f"noisy from {percent(self.disagreement_limit)} on"
             if self.noise_limit != self.disagreement_limit:
                 noise = percent(float(self.noise[number]))
-                limit += f"; both together say {noise}, noisy from {percent(self.noise_limit)} on"
+                further = f"; with the model's own doubt, noise is {noise} (noisy from {percent(self.noise_limit)} on)"
         else:
             around = f"targets of examples like this one vary by {float(self.noise[number]):.3g}"
             limit = f"noisy from {self.noise_limit:.3g} on"
         words = (
-            f"{around} ({limit}; by chance in {percent(chance)} of cases); its scarcity is {scarcity:.2g} (1 is "
-            f"ordinary), which {percent(share)} of ordinary training examples reach"
+            f"{around} ({limit}; by chance in {percent(chance)} of cases){further}; its scarcity is {scarcity:.2g} "
+            f"(1 is ordinary), which {percent(share)} of ordinary training examples reach"
         )
         if bool(self.undecided[number]):
             words += (

@@ -1,7 +1,7 @@
 // One prediction: the input, the answer with its range, the verdict, and the training examples behind it.
 const reasons = (i) => {
   const found = points.noise[i];
-  const around = data.classes ? `Two labels of training examples like this one differ in ${percent(found)} of all pairs` : `Targets of training examples like this one vary by ${short(found, 2)}`;
+  const around = data.classes ? `Two labels of inputs like this one differ in ${percent(found)} of all pairs` : `Targets of training examples like this one vary by ${short(found, 2)}`;
   const limit = data.classes ? percent(data.noiseLimit) : short(data.noiseLimit, 2);
   const noise = `${around}; noisy from ${limit} on.`;
   const scarcity = `Its scarcity is ${short(points.scarcity[i], 2)} (1 is ordinary); ${percent(points.scarcityP[i])} of ordinary training examples reach that.`;
