@@ -134,6 +134,7 @@ class LayerChunk:
     tangents: list[Tangent]
     outputs: Tensor  # (n, k)
     cached: bool = False
+    held: bool = False  # until the next chunk is there
     in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
 
     def views(self, bases: Sequence[Basis] | None, problem: Linearization, reads: int = 1) -> list[BasisView]:
@@ -152,9 +153,9 @@ class LayerChunk:
             self.tangents.clear()
         of, found = self.in_bases
         assert of is bases, "gradients that are cached in other bases"
-        if not self.cached:
+        if not self.cached and not self.held:
             self.in_bases = None
-        return list(found) if self.cached else found
+        return list(found) if self.cached or self.held else found
 
 
 class LayerGradients:
@@ -220,8 +221,13 @@ class LayerGradients:
             return LayerChunk(where, list(pulled), captured.outputs)
 
         size = batch_size(inputs, "this batch")
-        for _, chunk in self._chunks.of(size, self.chunk_size(count, size), pull):
+        step = self.chunk_size(count, size)
+        held, before = self._holds(step, count), None
+        for _, chunk in self._chunks.of(size, step, pull):
+            chunk.held, before = held, None
             yield chunk
+            if held:
+                before = chunk  # noqa: F841
             del chunk  # the next one needs the memory
 
     @contextmanager
@@ -271,6 +277,12 @@ class LayerGradients:
         free = max(UNFRAGMENTED * limit - self.in_use, LEAST_CHUNK_SHARE * limit) / CHUNK_WORKSPACE
         by_workspace = WORKSPACE_SHARE * limit // max(cotangents * sizes.workspace, 1)
         return max(1, int(min(min(most, CHUNK_SHARE * limit, free) // each, by_workspace)))
+
+    def _holds(self, examples: int, cotangents: int) -> bool:
+        """Whether to hold a chunk until the next one is there: a CPU is slow to get memory again that was freed."""
+        problem = self.problem
+        need = 2 * examples * self.sizes.example(cotangents) * CHUNK_WORKSPACE
+        return problem.device.type == "cpu" and need <= UNFRAGMENTED * problem.budget.limit - self.in_use
 
     def capture(self, inputs: Inputs) -> Capture:
         """The capture, verified on these inputs if not yet verified."""
