@@ -224,7 +224,7 @@ def by_hand(
         noise = np.sqrt(np.minimum(curve(average), 1.0) * np.minimum(answered(np.concatenate(ambiguity)), 1.0))
         usual = noise[:n][heard].mean()
         noise_limit = max(0.1, min(2 * usual, max(0.5, 1 - usual)))
-    some = agreeing if 2 * agreeing.sum() >= n else slice(None)
+    some = agreeing if agreeing.sum() >= max(n / 2, 19) else slice(None)
     leverage = np.array([np.trace(g @ inverse @ g.T) / c for g in asked])
     remote, left_out = leverage, np.array(left_out)
     if distances is not None:

@@ -36,7 +36,7 @@ def test_every_question_takes_rows(tracer):
     trust = tracer.trust(x, sample=2)
     assert trust["distance"].level == "fine"
     assert trust.level == "careful"
-    assert "trees kept" in trust["stationarity"].words
+    assert "if the splits are fixed" in trust["stationarity"].words
 
 
 def test_data_frames_and_pairs_with_targets_are_rows_too():

@@ -79,6 +79,10 @@ BESIDE_NOISE = 2.0
 """If labels are noisy, data are called scarce only from this many times the limit on: contradicting labels scatter the
 gradients of the examples, and raise leverages there."""
 
+LEAST_ORDINARY = 19
+"""Least number of examples around which labels agree, to compare scarcity with these alone: fewer could not show that
+less than 5 % have a higher one."""
+
 MOST_SQUARE = 2.0
 """The largest possible squared distance between a label and probabilities of classes."""
 
@@ -421,10 +425,10 @@ class Calibration:
 
     Scarcity: the leverage q of a new input (`whence.influence.neighbours`) is compared with those of training examples
     in fits without themselves, h / (1 - h). An input like the training inputs is equally likely to have any rank among
-    them. Training examples whose neighbours' labels contradict each other are excluded, unless most do: their gradients
-    scatter, and their leverages would hide scarce data. For classes, leverages count only beyond those of four in five
-    examples, and they are multiplied by the distance of an input from the training examples in the features of the last
-    layer, in units of the usual one (`FeatureDistance`).
+    them. Training examples whose neighbours' labels contradict each other are excluded, unless few are left: their
+    gradients scatter, and their leverages would hide scarce data. For classes, leverages count only beyond those of
+    four in five examples, and they are multiplied by the distance of an input from the training examples in the
+    features of the last layer, in units of the usual one (`FeatureDistance`).
 
     Disagreement: the squared leave-one-out residuals of the training examples (see `squared_residuals`) estimate their
     noise if the network has not memorised their labels. Around an input they are averaged with weights a_i^2. An
@@ -544,7 +548,8 @@ class Calibration:
             both = disagree.clamp_max(1.0) * answered.at(ambiguous).clamp_max(1.0)
             noise_limit = _limit_for_classes(both[usable].sqrt())
         agreeing = disagree <= limit
-        compared = index[agreeing] if 2 * int(agreeing.sum()) >= len(agreeing) else index
+        agree = int(agreeing.sum())
+        compared = index[agreeing] if agree >= max(len(agreeing) / 2, LEAST_ORDINARY) else index
         leverages, usual, distance, notes = alone[compared], 0.0, None, neighbours.notes
         if known is not None and bool(counted.any()):
             k, d = max(2, fitted.problem.width), known.features.shape[1]
