@@ -24,7 +24,7 @@ from .record import say
 MEMORY = 110
 """GiB of the GPU that the fits of all processes may take together."""
 SHARING = ("benchmarks.verdicts", "benchmarks.people")
-"""Modules that are told how much of it is theirs."""
+"""Modules with an option `--memory`, the share of one process."""
 
 
 @dataclass(frozen=True)

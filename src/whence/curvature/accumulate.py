@@ -222,12 +222,14 @@ class LayerGradients:
 
         size = batch_size(inputs, "this batch")
         step = self.chunk_size(count, size)
-        held, before = self._holds(step, count), None
+        held = self._holds(step, count)
+        previous: list[LayerChunk] = []  # the one before, if it is held
         for _, chunk in self._chunks.of(size, step, pull):
-            chunk.held, before = held, None
+            previous.clear()
+            chunk.held = held
             yield chunk
             if held:
-                before = chunk  # noqa: F841
+                previous.append(chunk)
             del chunk  # the next one needs the memory
 
     @contextmanager

@@ -460,14 +460,13 @@ class Calibration:
         variance: variance of the squares.
         examples: number of squares that count.
         nearby: squares expected for averages around an input.
-        answered: squares expected for ambiguities of the network's answers.
+        answered: squares expected for ambiguities of the network's answers; `None` if these do not count, because they
+            are no probabilities of classes, or those of trees, whose splits have learned the labels.
         limit: squares above which labels are called noisy: 1.5 times the mean; for classes twice the mean of the
             expected squares, at least .1, and at most the larger of .5 and one minus that mean.
         noise_limit: the same limit for `Explanation.noise`; with probabilities of classes from its own mean.
         codes: target values for other classes and for the class itself; `None` without classes, where squares do not
             measure how often two labels differ.
-        probabilistic: whether the network's answers are probabilities of classes, and count for the noise. Those of
-            trees do not: their splits have learned the labels.
         unit: unit of the residuals of a regression; squares are in its square.
         effective: median effective number of examples in the averages around training examples.
         notes: what is approximated, or left out.
@@ -485,11 +484,10 @@ class Calibration:
     variance: float
     examples: int
     nearby: Expected
-    answered: Expected
+    answered: Expected | None
     limit: float
     noise_limit: float
     codes: tuple[float, float] | None
-    probabilistic: bool
     unit: float = 1.0
     effective: float = 1.0
     notes: tuple[str, ...] = ()
@@ -540,11 +538,10 @@ class Calibration:
         nearby = Expected.of(around[usable], own[usable])
         disagree = nearby.at(around)
         limit = _limit_for_classes(own[usable]) if classes else NOISIER_TARGETS * mean
-        noise_limit = limit if classes else unit * limit**0.5
-        probabilistic = fitted.problem.likelihood.has_classes and not neighbours.of_trees
-        ambiguous = answers[index, 1].to(own)
-        answered = Expected.of(ambiguous[usable], own[usable])
-        if probabilistic:
+        noise_limit, answered = limit if classes else unit * limit**0.5, None
+        if fitted.problem.likelihood.has_classes and not neighbours.of_trees:
+            ambiguous = answers[index, 1].to(own)
+            answered = Expected.of(ambiguous[usable], own[usable])
             both = disagree.clamp_max(1.0) * answered.at(ambiguous).clamp_max(1.0)
             noise_limit = _limit_for_classes(both[usable].sqrt())
         agreeing = disagree <= limit
@@ -578,7 +575,6 @@ class Calibration:
             limit=limit,
             noise_limit=noise_limit,
             codes=codes,
-            probabilistic=probabilistic,
             unit=unit,
             effective=float(several.median()) if len(several) else 1.0,
             notes=notes,
@@ -590,7 +586,7 @@ class Calibration:
 
     def noise(self, square: Tensor, ambiguity: Tensor) -> Tensor:
         """(m,) noise, from expected squares (m,) and the ambiguity of the network's answers (m,)."""
-        if not self.probabilistic:
+        if self.answered is None:
             return self.in_unit(square)
         return (square * self.answered.at(ambiguity).clamp_max(1.0)).sqrt()
 

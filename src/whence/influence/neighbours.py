@@ -139,7 +139,8 @@ class Neighbours:
             )
         if leading is not None:
             notes.append(
-                f"Of gradients the {len(moments)} leading directions are compared, and the length of the rest."
+                f"Gradients are compared along their {len(moments)} leading directions. Along all others only their "
+                "length counts."
             )
         if directions is not None and len(directions) < problem.width:
             notes.append(
