@@ -235,7 +235,7 @@ def run_draw(
     other = ~noisy & ~missing
     truth = {"noisy": noisy, "missing": missing, "right": other & right, "wrong": other & ~right, "other": other}
     said = torch.tensor([VERDICTS.index(verdict) for verdict in found.verdicts])
-    scores = {key: getattr(found, key) for key in ("noise", "scarcity", "source", "ratio", "leverage")}
+    scores = {key: getattr(found, key) for key in ("noise", "disagreement", "scarcity", "source", "ratio")}
     scores.update(baselines(case, network, task))
     areas = {
         key: {

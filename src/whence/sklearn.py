@@ -64,7 +64,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
         check_is_fitted(self)
         return self.tracer_.predict(self._inputs(X))
 
-    def explain(self, X: Any, level: float = 0.95, top: int | None = None) -> Explanation:
+    def explain(self, X: Any, level: float = 0.95, top: int = 5) -> Explanation:
         """Say for each row whether to trust the prediction, and if not, whether labels or data are the cause.
 
         Training examples are given by their row in the `X` of `fit`. See `Tracer.explain`.

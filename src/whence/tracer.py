@@ -21,7 +21,7 @@ from whence.display import Table, count
 from whence.errors import InputError, ShapeError
 from whence.influence import Attribution, Calibration, Explanation, WhatIf
 from whence.influence.attribution import Positions, attribute, attribute_loss, attribute_positions
-from whence.influence.explanation import NAMED, explain, weighs_examples
+from whence.influence.explanation import explain
 from whence.influence.fitted import (
     Fitted,
     check_count,
@@ -295,25 +295,22 @@ class Tracer(Fitted):
         return join_batches(for_each_batch(self, x, lambda inputs, where: attribute(self, inputs, top, matrix)))
 
     def explain(
-        self, x: Any, level: float = 0.95, top: int | None = None, examples: Sequence[int] | Tensor | None = None
+        self, x: Any, level: float = 0.95, top: int = 5, examples: Sequence[int] | Tensor | None = None
     ) -> Explanation:
         """Say for each prediction whether to trust it, and if not, whether labels or data are the cause.
 
-        Two numbers decide (see `Explanation`). `noise` is how much the labels of the training examples around a
-        prediction contradict each other. `scarcity` is its leverage, in a metric without labels, relative to an
-        ordinary one; for classes its distance from examples with the same answer counts too. Both mean the same for
-        every loss and structure. The first call costs a pass over the training data. Each call costs one to three
-        times `predict` if there are many training examples and none are named.
+        Two numbers decide (see `Explanation`). `noise` is how much the labels of the training examples around an input
+        contradict each other. `scarcity` is how far the input is from the training examples, as the model sees them,
+        relative to an ordinary one. Both mean the same for every loss and structure. The first call costs a forward
+        pass over the training examples that inputs are compared with: all of them, or 5,000, evenly spaced. Each call
+        costs about twice as much as `predict`, or less.
 
         Args:
             x: as for `predict`.
             level: one minus the share of ordinary predictions that may be called noisy, or scarce, by chance.
-            top: how many training examples to name for each prediction, which takes a product with all of them. By
-                default five with up to 5,000 training examples, and none with more. With 0 and more than 5,000, the
-                cost does not grow with their number. Gradients are then compared along fewer directions, and `noise_p`
-                uses the `effective` of an ordinary example: 1 % to 3 % of verdicts differ.
-            examples: (m,) for inputs that are training examples, their number; -1 for other inputs. An example's own
-                label is then left out of the noise around it.
+            top: how many training examples to name for each prediction, among those that inputs are compared with.
+            examples: (m,) for inputs that are training examples, their number; -1 for other inputs. They are then not
+                compared with themselves.
 
         Examples:
             >>> import torch, whence
@@ -324,13 +321,9 @@ class Tracer(Fitted):
             ('confident', 'scarce data')
         """
         check_level(level)
-        named = NAMED if weighs_examples(0, self.problem.n) else 0
-        if top is not None:
-            check_count(top, "top", least=0)
-            named = top
+        check_count(top, "top", least=0)
         check_ungrouped(self)
-        each = weighs_examples(named, self.problem.n)
-        calibration, seen = self._calibration if each else self._quick_calibration, 0
+        calibration, seen = self._calibration, 0
         own = None if examples is None else torch.as_tensor(examples, device=self.problem.device)
         if own is not None and not bool(((own >= -1) & (own < self.problem.n)).all()):
             raise InputError(f"expected numbers of training examples, -1 to {self.problem.n - 1}, in `examples`.")
@@ -338,30 +331,20 @@ class Tracer(Fitted):
         def work(inputs: Inputs, where: str) -> Explanation:
             nonlocal seen
             rows = slice(seen, seen + batch_size(inputs, where))
-            found = explain(self, inputs, calibration, float(level), named, None if own is None else own[rows])
+            found = explain(self, inputs, calibration, float(level), top, None if own is None else own[rows])
             seen = rows.stop
             return found
 
         found = join_batches(for_each_batch(self, x, work))
         if own is not None and len(own) != len(found):
             raise ShapeError(f"expected `examples` for each of {len(found)} inputs, got {len(own)}.")
-        if top is None and not named:
-            found = replace(
-                found, notes=(*found.notes, "No training examples are named. top=5 names five, and takes longer.")
-            )
         return found
 
     @cached_property
     def _calibration(self) -> Calibration:
-        """Reference values for explanations; the first use takes a pass over the training data."""
+        """Reference values for explanations; the first use takes a forward pass over training examples."""
         with using_model(self):
             return Calibration.of(self)
-
-    @cached_property
-    def _quick_calibration(self) -> Calibration:
-        """The same for `explain(x, top=0)` with many training examples: gradients along fewer directions."""
-        with using_model(self):
-            return Calibration.of(self, quick=True)
 
     def what_if(
         self,

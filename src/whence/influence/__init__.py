@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from whence.influence.attribution import Attribution, GroupShares, Shares
-from whence.influence.explanation import Calibration, Explanation
+from whence.influence.calibration import Calibration
+from whence.influence.explanation import Explanation
 from whence.influence.suggest import Suggestion
 from whence.influence.what_if import WhatIf
 

@@ -1,371 +1,360 @@
-"""Leverage and neighbours of a prediction in a metric without labels.
+"""Training examples that look alike to the model, whatever the loss and the structure of the fit.
 
-The gradient g of a prediction is compared with the gradients g_i of the training examples' own predictions. It is the
-gradient of the predicted class's output, or of all outputs of a regression or of several labels. Neither a Hessian of
-the loss nor a residual is used, so that all losses and all structures share the same leverages
+A network sees an input as the inputs of its layers. Each of them is whitened and scaled to length one, and the
+similarity of two inputs is the mean of their cosines over the layers. A layer counts as much as neighbours there
+predict the network's own answers. Trees see an input as its leaves, and the similarity is the share of trees in which
+two inputs share a leaf. Labels do not enter.
 
-    q = g^T (sum_i g_i g_i^T + lambda)^-1 g
-
-and the same weights of the training examples, a_i^2 with the alignments a_i = g^T (...)^-1 g_i. Logits have no unit, so
-gradients of classes are scaled to length one, and lambda equals the contribution of one training example: q is
-1 / (1 + c) for c training examples like this one. For regression lambda is the ridge of the fit.
-
-For classes, distances between inputs of the last layer count too: see `whence.influence.features`.
+Two scatters whiten. The examples whose labels tell about an input are found with the scatter of all examples. How far
+an input is from the examples is measured with their scatter around the mean of the same answer, so that directions in
+which inputs with the same answer hardly differ count more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd
 
-from whence.curvature.accumulate import ConstantCotangents, LayerGradients, working_precision
-from whence.curvature.leaves import LeafFeatures, leading_directions
-from whence.curvature.primal import Projected, sketch_features, times_lower
 from whence.data.batches import Inputs
-from whence.influence.features import LastFeatures, has_several_labels, outputs_and_features
-from whence.influence.fitted import Fitted, predicted_outputs
+from whence.influence.fitted import Fitted, evenly_spaced, has_several_labels, predicted_outputs, training_examples
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.views import OutputView, SelectedOutputs
-from whence.linalg import eigh, solve_lower
+from whence.jacobian.views import OutputView
+from whence.linalg import eigh, largest, solve_lower
 from whence.runtime.execution import partial_data_error
 
-FEATURES = 2048
-"""Number of random projections of a gradient, if there are more weights."""
+COMPARED = 5000
+"""Number of training examples, evenly spaced, that inputs are compared with."""
 
-LEADING = 384
-"""Number of leading directions of these, for classes if none of many examples are named. Along all others only the
-length counts. With a network that has seen 50,000 images of MNIST once, 96 % of verdicts are the same as along all
-2,048 (`benchmarks/price.py`)."""
+NEAREST, CANDIDATES = 5, 10
+"""Number of nearest training examples over which a distance is averaged, and how many nearest ones by the scatter of
+all examples these are sought among."""
 
-LEAF_FEATURES = 768
-"""Number of leading directions of the leaves of trees, if there are more leaves."""
+MOST_LAYERS, MOST_TREES = 8, 100
+"""Number of layers, or trees, evenly spaced, that are compared."""
 
-ITERATIONS = 3
-"""Steps of the subspace iteration that finds leading directions."""
+WIDEST, LEADING = 1024, 128
+"""Inputs of a layer that are wider are projected at random to the first number of directions. Of these, the second
+number with the largest variance are compared."""
 
-FEATURE_SHARE = 0.2
-"""Largest share of the fit's memory for the features of all training examples."""
+TRUST, JUDGED, LEAST_WEIGHT = 4, 1000, 0.02
+"""A layer's weight is this power of the share of the answers' variance that neighbours explain, judged by as many
+examples. Layers with less weight are left out."""
 
-LEAST_RIDGE = 1e-9
-"""Lambda for a regression without a ridge, in units of the mean squared length of the gradients."""
+SAME = 1e-3
+"""Smallest distance between inputs on a sphere of radius one."""
 
-MOST_DIRECTIONS = 4
-"""Number of directions of outputs, for a regression or if every output has its own label."""
+COMPARED_AT_ONCE = 2**24
+"""Numbers (pairs of inputs and training examples) that are computed at once."""
 
-WEIGHED_AT_ONCE = 2**24
-"""Numbers (predictions times training examples) that are computed at once."""
+OUTPUTS = "outputs"
+
+Layers = Mapping[str, Tensor]
+"""The inputs (m, d) of layers by their names, the mean over positions; for trees, (m, trees) leaf numbers."""
+
+
+def outputs_and_layers(fitted: Fitted, inputs: Inputs, names: Sequence[str] | None = None) -> tuple[Tensor, Layers]:
+    """Outputs (m, ..., k) of the model for one batch, and the inputs of its layers: of those named, or of all.
+
+    Layers are modules with a matrix of weights. The outputs stand for a model without any.
+    """
+    network = fitted.problem.network
+    inputs = inputs.inputs if isinstance(inputs, OutputView) else inputs
+    found: dict[str, Tensor] = {}
+
+    def record(name: str, layer: nn.Module) -> torch.utils.hooks.RemovableHandle:
+        def keep(_: nn.Module, given: tuple[object, ...]) -> None:
+            if given and isinstance(given[0], Tensor) and given[0].is_floating_point() and given[0].dim() > 1:
+                found[name] = mean_over_positions(given[0], 1 if isinstance(layer, _ConvNd) else -1)
+
+        return layer.register_forward_pre_hook(keep)
+
+    hooks = [
+        record(name, layer)
+        for name, layer in network.model.named_modules()
+        if any(parameter.dim() > 1 for parameter in layer.parameters(recurse=False))
+        and (names is None or name in names)
+    ]
+    try:
+        with torch.no_grad():
+            outputs = network.shaped(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if isinstance(network.model, LeafSum):
+        leaves = inputs["leaves"]
+        return outputs, {"leaves": leaves[:, evenly_spaced(torch.arange(leaves.shape[1]), MOST_TREES)]}
+    layers = {name: given for name, given in found.items() if len(given) == len(outputs)}
+    return outputs, layers or {OUTPUTS: mean_over_positions(outputs, -1)}
+
+
+def mean_over_positions(values: Tensor, channels: int) -> Tensor:
+    """(m, d) means of values (m, ..., d, ...) over all but the first axis and the one of the channels.
+
+    Examples:
+        >>> mean_over_positions(torch.ones(2, 3, 4, 4), 1).shape, mean_over_positions(torch.ones(2, 7, 5), -1).shape
+        (torch.Size([2, 3]), torch.Size([2, 5]))
+    """
+    found = values.movedim(channels, 1).flatten(2).mean(2) if values.dim() > 2 else values
+    return found.to(torch.promote_types(found.dtype, torch.float32))
+
+
+class View(ABC):
+    """The training examples that inputs are compared with, and how similar an input is to each."""
+
+    known: Tensor  # (s, d) rows of the training examples
+
+    @abstractmethod
+    def rows(self, layers: Layers) -> Tensor:
+        """(m, d) rows of inputs, from the inputs of the layers."""
+
+    @abstractmethod
+    def similarities(self, rows: Tensor, near: Tensor | None = None) -> Tensor:
+        """Similarities, at most one, of rows (m, d) with all training examples (m, s), or with some `near` (m, c)."""
+
+    def nearest(self, rows: Tensor, count: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(m, count) similarities with the most similar training examples, and which these are.
+
+        Inputs that are training examples, at the positions `own` (m,) or -1, are not compared with themselves.
+        """
+        most = min(count, len(self.known) - (own is not None))
+        found = []
+        for some in torch.arange(len(rows), device=rows.device).split(max(1, COMPARED_AT_ONCE // len(self.known))):
+            similar = self.similarities(rows[some])
+            if own is not None:
+                known = (own[some] >= 0).nonzero().squeeze(1)
+                similar[known, own[some][known]] = -2.0
+            found.append(largest(similar, most))
+        return torch.cat([values for values, _ in found]), torch.cat([index for _, index in found])
+
+    def distances(self, rows: Tensor, near: Tensor) -> Tensor:
+        """(m,) distances of inputs from the nearest among some training examples (m, c), as chords of a sphere.
+
+        The mean over a few.
+        """
+        if not near.shape[1]:
+            return torch.ones(len(rows), device=rows.device)
+        each = max(1, near.shape[1] * rows.shape[1])
+        parts = [
+            self.similarities(rows[some], near[some]).topk(min(NEAREST, near.shape[1]), dim=1).values
+            for some in torch.arange(len(rows), device=rows.device).split(max(1, COMPARED_AT_ONCE // each))
+        ]
+        return (2.0 - 2.0 * torch.cat(parts)).clamp_min(SAME**2).sqrt().mean(1)
+
+
+@dataclass(frozen=True)
+class LayerView(View):
+    """Unit vectors of every layer, scaled by the root of the layer's weight: products are mean cosines."""
+
+    layers: Mapping[str, Whitened]
+    roots: Mapping[str, float]  # of the weights, which sum to one
+    known: Tensor
+
+    @classmethod
+    def of(cls, layers: Mapping[str, Whitened], weights: Mapping[str, float], known: Layers) -> LayerView:
+        """From whitened layers, their weights, and the inputs of the layers for the training examples."""
+        view = cls(layers, {name: weight**0.5 for name, weight in weights.items()}, torch.empty(0))
+        return cls(view.layers, view.roots, view.rows(known))
+
+    def rows(self, layers: Layers) -> Tensor:
+        """(m, d), scaled to length one."""
+        return torch.cat([self.roots[name] * layer.unit(layers[name]) for name, layer in self.layers.items()], 1)
+
+    def similarities(self, rows: Tensor, near: Tensor | None = None) -> Tensor:
+        """(m, s), or (m, c)."""
+        return rows @ self.known.T if near is None else (self.known[near] @ rows.unsqueeze(2)).squeeze(2)
+
+
+@dataclass(frozen=True)
+class LeafView(View):
+    """Leaf numbers in every tree: similarities are shares of trees in which two inputs share a leaf.
+
+    Examples:
+        >>> view = LeafView(torch.tensor([[0, 3], [1, 3]]))
+        >>> view.similarities(torch.tensor([[0, 3], [1, 4]]))
+        tensor([[1.0000, 0.5000],
+                [0.0000, 0.5000]])
+    """
+
+    known: Tensor
+
+    def rows(self, layers: Layers) -> Tensor:
+        """(m, trees)."""
+        return layers["leaves"]
+
+    def similarities(self, rows: Tensor, near: Tensor | None = None) -> Tensor:
+        """(m, s), or (m, c)."""
+        if near is not None:
+            return (self.known[near] == rows.unsqueeze(1)).float().mean(2)
+        found = torch.zeros(len(rows), len(self.known), dtype=torch.float32, device=rows.device)
+        for ours, theirs in zip(rows.T, self.known.T, strict=True):
+            found += ours.unsqueeze(1) == theirs
+        return found / rows.shape[1]
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """The input of one layer, along its leading directions, whitened and scaled to length one.
+
+    Where lengths count, one more coordinate is the same for all inputs, so that a longer vector has another direction.
+    """
+
+    center: Tensor  # (d,)
+    whitening: Tensor  # (d, r)
+    constant: float  # the further coordinate; zero where directions alone count
+
+    @classmethod
+    def of(cls, given: Tensor, answers: Tensor | None, lengths: bool) -> tuple[Whitened, Whitened]:
+        """Whitened by the scatter of all training examples, and by that around the mean of the same answer.
+
+        Args:
+            given: (s, d) inputs of the layer for the training examples.
+            answers: (s,) predicted classes; `None` if there are none.
+            lengths: whether lengths count.
+        """
+        center, wide = given.mean(0), given.shape[1] > WIDEST
+        some = random_directions(given.shape[1], WIDEST).to(given) if wide else None
+        apart = (given - center).double() if some is None else ((given - center) @ some).double()
+        values, vectors = eigh(apart.T @ apart / len(apart))
+        mean = float(values.clamp_min(0.0).mean()) or 1.0
+        values, vectors = values[-LEADING:].clamp_min(0.0), vectors[:, -LEADING:]
+
+        def whitened(root: Tensor) -> Whitened:
+            moved = apart @ root
+            constant = float(moved.square().sum(1).mean().sqrt()) if lengths else 0.0
+            whole = root if some is None else some.double() @ root
+            return cls(center, whole.to(given), constant)
+
+        every = whitened(vectors / (values + mean).sqrt())
+        if answers is None:
+            return every, every
+        inside = apart @ vectors
+        means = inside.new_zeros(int(answers.max()) + 1, inside.shape[1]).index_add_(0, answers, inside)
+        inside = inside - (means / torch.bincount(answers).clamp_min(1).unsqueeze(1))[answers]
+        scatter = inside.T @ inside / len(inside)
+        scatter.diagonal().add_(float(scatter.trace()) / apart.shape[1] or 1.0)
+        eye = torch.eye(len(scatter), dtype=scatter.dtype, device=scatter.device)
+        return every, whitened(vectors @ solve_lower(torch.linalg.cholesky(scatter), eye).T)
+
+    def unit(self, given: Tensor) -> Tensor:
+        """(m, r) unit vectors of inputs (m, d) of the layer."""
+        moved = (given - self.center) @ self.whitening
+        if self.constant:
+            moved = torch.cat([moved, moved.new_full((len(moved), 1), self.constant)], 1)
+        unit: Tensor = functional.normalize(moved, dim=1)
+        return unit
+
+
+def random_directions(size: int, count: int) -> Tensor:
+    """(size, count) random directions, the same in every call, that keep lengths on average."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    found: Tensor = torch.randn(size, count, generator=generator, device="cpu") / count**0.5
+    return found
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Gradients of the training examples' predictions, whitened by their own second moments."""
+    """The training examples that inputs are compared with, seen in two ways (see the top of this module)."""
 
-    features: Projected | LeafFeatures
-    directions: Tensor | None  # (c, k) directions of outputs; `None` for the output of the predicted class
-    unit_length: bool  # whether gradients have length one
-    leading: Tensor | None  # (features, r) leading directions of the features, if not all of them are kept
-    whitening: Tensor  # (r, r) a lower triangle, whose transpose is a root W of (sum_i g_i g_i^T + lambda)^-1
-    # (n, c, r) W^T g_i of the training examples; zero for those that do not count. If directions leave out part of the
-    # gradient, (n, c, r + c): the last c coordinates hold the length of that part
-    gradients: Tensor
-    outside: float  # lambda, plus the second moment of the training examples along directions that are left out
-    notes: tuple[str, ...]  # what is approximated
+    index: Tensor  # (s,) which training examples these are, ascending
+    around: View  # finds the examples whose labels tell about an input
+    apart: View  # measures distances from the examples
+    names: tuple[str, ...]  # of the layers
 
     @classmethod
-    def of(
-        cls, fitted: Fitted, codes: tuple[float, float] | None, quick: bool = False
-    ) -> tuple[Neighbours, Tensor, LastFeatures | None]:
-        """Compute them in one pass over the training data, within `using_model`.
+    def of(cls, fitted: Fitted, codes: tuple[float, float] | None) -> tuple[Neighbours, Tensor, Tensor | None]:
+        """Compute them from the training data, within `using_model`.
 
-        Also returns (n, 2) the network's probabilities for its own answers and how often two labels drawn from its
-        probabilities differ, and the features of its last layer with these answers; the latter is `None` without
-        classes or without such a layer.
+        Also returns the outputs (s, ..., k) for these examples, and their predicted classes (s,), if there are any.
 
         Args:
             fitted: the fit.
             codes: target values for other classes and for the class itself; `None` without classes.
-            quick: for classes, compare gradients along few leading directions.
         """
-        problem, classes = fitted.problem, codes is not None
-        one_class = classes and not has_several_labels(fitted)
-        directions = None if one_class else output_directions(problem.width).to(problem.device)
-        item = torch.finfo(problem.dtype).bits // 8
-        each = problem.n * (1 if directions is None else len(directions)) * item
-        affordable = max(1, int(FEATURE_SHARE * problem.budget.limit / each))
-        model = problem.network.model
-        features: Projected | LeafFeatures
-        if isinstance(model, LeafSum):
-            features = leaf_features(fitted, model, min(LEAF_FEATURES, affordable))
-        else:
-            features = sketch_features(LayerGradients(problem), min(FEATURES, affordable), seed=0)
-        found, seen = [], 0
-        moments = torch.zeros(features.size, features.size, dtype=torch.float64, device=problem.device)
-        last: list[LastFeatures | None] = []
-        counted = fitted.counted
-        for batch in problem.batches.plain("gradients of predictions"):
-            rows, outputs, left, given = prediction_gradients(fitted, batch.inputs, features, directions, classes)
-            these = slice(seen, seen + len(rows))
-            seen = these.stop
-            rows = torch.where(counted[these].reshape(-1, 1, 1), rows, 0.0)
-            flat = rows.flatten(0, 1).double()
-            moments += flat.T @ flat
-            found.append((rows, torch.stack(predicted_probability(fitted, outputs, codes, these), 1), left))
-            last.append(LastFeatures.of(fitted, outputs, given, codes))
-        if seen != problem.n:
+        index = evenly_spaced(fitted.counted.nonzero().squeeze(1), COMPARED)
+        parts = [
+            outputs_and_layers(fitted, inputs)
+            for _, inputs, _ in training_examples(fitted, index, "inputs of the layers")
+        ]
+        if sum(len(outputs) for outputs, _ in parts) != len(index):
             raise partial_data_error()
-        gradients = torch.cat([rows for rows, _, _ in found]) if found else moments.new_empty(0)
-        ridge = float(moments.trace()) / max(1, int(counted.sum()))
-        ridge = ridge if classes else max(fitted.bread.ridge, LEAST_RIDGE * ridge)
-        ridge = outside = ridge if ridge > 0 else 1.0
-        leading, rest = None, None
-        if quick and classes and isinstance(features, Projected) and features.size > LEADING:
-            leading, moments, mean = leading_subspace(moments, LEADING)
-            leading, outside = leading.to(gradients.dtype), ridge + mean
-            gradients, rest = along(gradients, leading, gradients.square().sum(2))
-            rest = rest / outside
-        moments.diagonal().add_(ridge)
-        eye = torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
-        whitening = solve_lower(torch.linalg.cholesky(moments), eye)
-        single = classes and not whitening.is_cuda  # lambda is large, so single precision suffices, but TF32 does not
-        whitening = whitening.to(working_precision(problem) if single else problem.dtype)
-        notes = []
-        if features.size < problem.selection.size:
-            what = "leading directions" if isinstance(features, LeafFeatures) else "random projections"
-            notes.append(
-                f"Gradients are compared in {features.size:,} {what}, not in all {problem.selection.size:,} weights."
-            )
-        if leading is not None:
-            notes.append(
-                f"Gradients are compared along their {len(moments)} leading directions. Along all others only their "
-                "length counts."
-            )
-        if directions is not None and len(directions) < problem.width:
-            notes.append(
-                f"Gradients are those of {len(directions)} random combinations of the {problem.width:,} outputs, not "
-                "of each output."
-            )
-        white = times_lower(gradients.to(whitening.dtype), whitening)
-        if isinstance(features, LeafFeatures):
-            left_out = torch.cat([some for _, _, some in found if some is not None])
-            rest = _own_leverage(white, torch.where(counted.unsqueeze(1), left_out, 0.0), gradients, ridge)
-        white = white if rest is None else _with_rest(white, rest)
-        answers = torch.cat([some for _, some, _ in found]) if found else torch.empty(0, 2)
-        together = LastFeatures.joined(last, int(FEATURE_SHARE * problem.budget.limit / item))
-        return cls(features, directions, classes, leading, whitening, white, outside, tuple(notes)), answers, together
-
-    def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(m, c, r) whitened gradients, whose inner products are leverages and alignments.
-
-        Also the outputs (m, ..., k), and the input of the last layer.
-        """
-        how = self.features, self.directions, self.unit_length, self.leading
-        rows, outputs, rest, given = prediction_gradients(fitted, inputs, *how)
-        white = times_lower(rows.to(self.whitening.dtype), self.whitening).to(fitted.problem.dtype)
-        return white if rest is None else _with_rest(white, rest / self.outside), outputs, given
+        outputs = torch.cat([outputs for outputs, _ in parts])
+        answers = predicted_classes(fitted, outputs, codes)
+        if isinstance(fitted.problem.network.model, LeafSum):
+            leaves = LeafView(torch.cat([layers["leaves"] for _, layers in parts]))
+            return cls(index, leaves, leaves, ("leaves",)), outputs, answers
+        layers = joined_layers([layers for _, layers in parts])
+        first = next(iter(layers))
+        pairs = {name: Whitened.of(given, answers, codes is None or name == first) for name, given in layers.items()}
+        weights = layer_weights({name: pair[0].unit(layers[name]) for name, pair in pairs.items()}, outputs, answers)
+        around, apart = (LayerView.of({name: pairs[name][at] for name in weights}, weights, layers) for at in (0, 1))
+        return cls(index, around, around if answers is None else apart, tuple(weights)), outputs, answers
 
     @property
-    def of_trees(self) -> bool:
-        """Whether the gradients are those of trees with respect to their leaves."""
-        return isinstance(self.features, LeafFeatures)
+    def count(self) -> int:
+        """How many nearest examples tell about an input."""
+        return count_for(len(self.index))
 
-    def leverages(self) -> Tensor:
-        """(n,) leverage of each training example, the mean over the directions of its outputs."""
-        return self.gradients.square().sum((1, 2)) / self.gradients.shape[1]
-
-    def leverages_without(self) -> Tensor:
-        """(n,) the same, each in the fit without the example: the trace of H (1 - H)^-1 for its hat block H."""
-        blocks = (self.gradients @ self.gradients.mT).double()
-        values = eigh(blocks)[0].clamp(0.0, 1.0 - 1e-9)
-        return (values / (1.0 - values)).sum(1).to(self.gradients.dtype) / blocks.shape[1]
-
-    def weights(self, whitened: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (which predictions, their weights a_i^2 of all training examples (m, n)), as many as fit in memory."""
-        n, c = self.gradients.shape[:2]
-        r = len(self.whitening)
-        step = max(1, WEIGHED_AT_ONCE // max(1, n * c * c))
-        flat = self.gradients[..., :r].reshape(n * c, r)
-        for low in range(0, len(whitened), step):
-            some = whitened[low : low + step]
-            aligned = (some[..., :r].reshape(-1, r).to(flat.dtype) @ flat.T).reshape(len(some), c, n, c)
-            yield slice(low, low + len(some)), aligned.square().sum((1, 3)).to(whitened.dtype)
-
-    def moments(self, weights: Tensor) -> Tensor:
-        """(r, r) weighted sum over training examples, with weights (n,), of outer products of whitened gradients."""
-        flat = self.gradients[..., : len(self.whitening)].flatten(0, 1)
-        return (flat * weights.to(flat.dtype).repeat_interleave(self.gradients.shape[1]).unsqueeze(1)).T @ flat
+    def positions(self, examples: Tensor) -> Tensor:
+        """(m,) positions among the compared ones of training examples (m,), -1 for others."""
+        at = torch.searchsorted(self.index, examples).clamp_max(len(self.index) - 1)
+        return torch.where(self.index[at] == examples, at, -1)
 
 
-def prediction_gradients(
-    fitted: Fitted,
-    inputs: Inputs,
-    features: Projected | LeafFeatures,
-    directions: Tensor | None,
-    unit_length: bool,
-    leading: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """(m, c, r) gradients of the predictions of one batch, as features, and the outputs (m, ..., k).
+def count_for(examples: int) -> int:
+    """How many of the nearest among some examples tell about an input: about the root of their number."""
+    return max(1, min(math.isqrt(examples), examples - 1))
 
-    For trees, and along leading directions, also the squared lengths (m, c) of the parts left out. The last value is
-    the input (m, d) of the last layer.
+
+def joined_layers(parts: Sequence[Layers]) -> dict[str, Tensor]:
+    """The layers that have finite inputs of one width in all batches, joined; at most a few, evenly spaced."""
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    names = [name for name in names if len({part[name].shape[1] for part in parts}) == 1]
+    joined = {name: torch.cat([part[name] for part in parts]) for name in names}
+    names = [name for name, given in joined.items() if bool(torch.isfinite(given).all())]
+    places = evenly_spaced(torch.arange(len(names)), MOST_LAYERS).tolist()
+    return {names[at]: joined[names[at]] for at in places}
+
+
+def layer_weights(units: Mapping[str, Tensor], outputs: Tensor, answers: Tensor | None) -> dict[str, float]:
+    """Weights of the layers that count, which sum to one, from unit vectors (s, r) of the training examples.
+
+    A power of the share of the variance of the answers, or of the outputs (s, k) without predicted classes, that the
+    nearest other examples explain.
+    """
+    said = outputs.reshape(len(outputs), -1) if answers is None else functional.one_hot(answers)
+    said = said.to(next(iter(units.values())).dtype)
+    judged = evenly_spaced(torch.arange(len(said), device=said.device), JUDGED)
+    count, shares = count_for(len(said)), dict[str, float]()
+    for name, unit in units.items() if len(units) > 1 else ():
+        similar = (unit[judged] @ unit.T).scatter_(1, judged.unsqueeze(1), -2.0)
+        missed = said[judged] - said[largest(similar, count)[1]].mean(1)
+        varied = (said[judged] - said.mean(0)).square().sum()
+        shares[name] = max(0.0, 1.0 - float(missed.square().sum() / varied)) ** TRUST if float(varied) > 0 else 0.0
+    least = LEAST_WEIGHT * sum(shares.values())
+    shares = {name: share for name, share in shares.items() if share > least} or dict.fromkeys(units, 1.0)
+    return {name: share / sum(shares.values()) for name, share in shares.items()}
+
+
+def predicted_classes(fitted: Fitted, outputs: Tensor, codes: tuple[float, float] | None) -> Tensor | None:
+    """(m,) the class that outputs (m, k) predict; `None` unless they are one choice among classes.
 
     Args:
         fitted: the fit.
-        inputs: inputs of the batch.
-        features: projections of a gradient.
-        directions: (c, k) directions of outputs; `None` for the output of the predicted class.
-        unit_length: divide gradients by their length.
-        leading: (features, r) directions of the features to keep; `None` for all.
-    """
-    problem = fitted.problem
-    if isinstance(inputs, OutputView):
-        inputs = inputs.inputs
-    outputs, given = outputs_and_features(fitted, inputs)
-    view: Inputs = inputs
-    if directions is None:
-        predicted = predicted_outputs(fitted, outputs)
-        if predicted is None:  # squared error on coded classes
-            predicted = outputs.reshape(len(outputs), -1, outputs.shape[-1]).argmax(2)
-            predicted = predicted + outputs.shape[-1] * torch.arange(predicted.shape[1], device=outputs.device)
-        view = SelectedOutputs(inputs, predicted)
-        cotangents = outputs.new_ones(1, view.index.shape[1])
-    else:
-        positions = outputs[0].numel() // problem.width
-        cotangents = directions.repeat(1, positions) / positions
-    cotangents = cotangents.to(working_precision(problem))
-    chunks = features.project(view, ConstantCotangents(cotangents), len(cotangents))
-    rows = torch.cat([rows for _, rows in chunks])
-    rows = rows.to(problem.dtype) if isinstance(features, LeafFeatures) else rows
-    squares = rows.square().sum(2)
-    rest = None
-    if isinstance(features, LeafFeatures):
-        whole = features.squares(view, cotangents.unsqueeze(1).expand(-1, len(rows), -1)).to(rows.dtype)
-        rest, squares = (whole - squares).clamp_min(0.0), whole
-    elif leading is not None:
-        rows, rest = along(rows, leading, squares)
-    if unit_length:
-        squares = squares.clamp_min(torch.finfo(rows.dtype).tiny)
-        rows = rows / squares.sqrt().unsqueeze(2)
-        rest = None if rest is None else rest / squares
-    return rows, outputs, rest, given
-
-
-def leading_subspace(moments: Tensor, count: int) -> tuple[Tensor, Tensor, float]:
-    """(r, count) orthonormal directions that nearly span the leading ones of moments (r, r), by subspace iteration.
-
-    Also the moments along them, and the mean of the moments along all others, weighted by themselves: the moment that a
-    training gradient sees there on average.
-
-    Examples:
-        >>> vectors, inside, outside = leading_subspace(torch.diag(torch.tensor([9.0, 1.0, 2.0])), 2)
-        >>> vectors.abs().sum(1).round().tolist(), inside.trace().round().tolist(), round(outside, 3)
-        ([1.0, 0.0, 1.0], 11.0, 1.0)
-    """
-    extra = min(len(moments), count + max(8, count // 8))
-    generator = torch.Generator("cpu").manual_seed(0)
-    found = torch.randn(len(moments), extra, generator=generator, dtype=moments.dtype, device="cpu").to(moments.device)
-    for _ in range(ITERATIONS):
-        found = torch.linalg.qr(moments @ (moments @ found)).Q
-    vectors = found @ eigh(found.T @ moments @ found)[1].flip(1)[:, :count]
-    inside = vectors.T @ moments @ vectors
-    left = float(moments.trace() - inside.trace())
-    square = float(moments.square().sum() - inside.square().sum())
-    return vectors, inside, max(square, 0.0) / left if left > 0 else 0.0
-
-
-def along(rows: Tensor, directions: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-    """Coordinates (n, c, r) of rows (n, c, features) with squared lengths (n, c), and the squared lengths left over."""
-    inside = rows @ directions
-    return inside, (squares - inside.square().sum(2)).clamp_min(0.0)
-
-
-def leaf_features(fitted: Fitted, model: LeafSum, most: int) -> LeafFeatures:
-    """The leading directions of the leaves: those of the fit if it has them."""
-    known = getattr(fitted.bread, "features", None)
-    if not isinstance(known, LeafFeatures):
-        columns = max(1, min(most // model.leaf_values.shape[1], len(model.scale)))
-        known = LeafFeatures(model, *leading_directions(fitted.problem, model, columns, seed=0))
-    return known if known.size <= most else known.leading(most)
-
-
-def _own_leverage(white: Tensor, rest: Tensor, gradients: Tensor, ridge: float) -> Tensor:
-    """(n, c) contribution of squared lengths (n, c) outside the features to the leverages of training examples.
-
-    Outside, only lambda and the example itself count. A leverage is at most that of a gradient that no other shares.
-    """
-    inside = white.square().sum(2)
-    whole = gradients.square().sum(2) + rest
-    return torch.minimum(rest / (ridge + rest), (whole / (ridge + whole) - inside).clamp_min(0.0))
-
-
-def _with_rest(white: Tensor, rest: Tensor) -> Tensor:
-    """Whitened gradients (n, c, r) with one more coordinate for each of the c, of squared length (n, c)."""
-    return torch.cat([white, torch.diag_embed(rest.sqrt())], 2)
-
-
-def output_directions(outputs: int) -> Tensor:
-    """(c, k) directions of outputs: each output if they are few, else random signs, the same in every call.
-
-    Examples:
-        >>> output_directions(2)
-        tensor([[1., 0.],
-                [0., 1.]])
-        >>> output_directions(100).shape
-        torch.Size([4, 100])
-    """
-    if outputs <= MOST_DIRECTIONS:
-        return torch.eye(outputs, device="cpu")
-    generator = torch.Generator("cpu").manual_seed(0)
-    signs = 2 * torch.randint(0, 2, (MOST_DIRECTIONS, outputs), generator=generator, device="cpu") - 1
-    directions: Tensor = signs.float() / MOST_DIRECTIONS**0.5
-    return directions
-
-
-def predicted_probability(
-    fitted: Fitted, outputs: Tensor, codes: tuple[float, float] | None, examples: slice | None = None
-) -> tuple[Tensor, Tensor]:
-    """(m,) probability of the predicted class, and how often two labels drawn from the network's probabilities differ.
-
-    For outputs (m, ..., k); `nan` without classes. The mean over positions, and over outputs with their own labels.
-
-    Args:
-        fitted: the fit.
-        outputs: outputs of the network.
+        outputs: outputs of the model.
         codes: target values for other classes and for the class itself; `None` without classes.
-        examples: training examples that these are. Each is predicted by the fit without it, if that is known.
     """
-    if codes is None:
-        none = torch.full((len(outputs),), float("nan"), dtype=fitted.problem.dtype, device=outputs.device)
-        return none, none
-    likelihood = fitted.problem.likelihood
-    flat = outputs.reshape(-1, outputs.shape[-1]).double()
-    p = likelihood.probabilities(flat) if likelihood.has_classes else (flat - codes[0]) / (codes[1] - codes[0])
-    if examples is not None and fitted.problem.sketch is None:
-        change = (fitted.residuals[examples] - fitted.loo_residuals[examples]) / (codes[1] - codes[0])
-        p = p + change.reshape(p.shape)
-    if likelihood.has_classes and not likelihood.couples_outputs:
-        p = p.clamp(0.0, 1.0)
-        best, differ = torch.maximum(p, 1 - p).mean(1), (2 * p * (1 - p)).mean(1)
-    else:
-        p = nearest_probabilities(torch.cat([p, 1 - p], 1) if p.shape[1] == 1 else p)
-        best, differ = p.amax(1), 1 - p.square().sum(1)
-    both = torch.stack([best, differ]).reshape(2, len(outputs), -1).mean(2).to(fitted.problem.dtype)
-    return both[0], both[1]
-
-
-def nearest_probabilities(values: Tensor) -> Tensor:
-    """(m, k) probabilities nearest to values (m, k): not negative, with sum one.
-
-    Examples:
-        >>> nearest_probabilities(torch.tensor([[1.2, 0.1, -0.1], [0.6, 0.5, 0.2]]))
-        tensor([[1.0000, 0.0000, 0.0000],
-                [0.5000, 0.4000, 0.1000]])
-    """
-    ordered = values.sort(dim=1, descending=True).values
-    places = torch.arange(1, values.shape[1] + 1, device=values.device)
-    excess = (ordered.cumsum(1) - 1.0) / places
-    last = (ordered > excess).sum(1, keepdim=True) - 1
-    found: Tensor = (values - excess.gather(1, last)).clamp_min(0.0)
-    return found
+    if codes is None or has_several_labels(fitted) or outputs[0].numel() != outputs.shape[-1]:
+        return None
+    flat = outputs.reshape(len(outputs), -1)
+    if flat.shape[1] == 1:
+        middle = 0.0 if fitted.problem.likelihood.has_classes else sum(codes) / 2  # for logits, and for codes
+        return (flat.squeeze(1) > middle).long()
+    predicted = predicted_outputs(fitted, outputs)
+    return flat.argmax(1) if predicted is None else predicted.squeeze(1)

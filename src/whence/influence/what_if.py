@@ -323,7 +323,17 @@ def _solve_nonlinear(
             "whole change: the loss of examples with large logits is flat on both sides of the "
             "solution. Raise `ridge`, change fewer examples at once, or fit with recenter=True."
         )
-    return g, roots_at(change), new
+    return _seen_by_softmax(likelihood, g, gap, outputs.shape[1]), roots_at(change), new
+
+
+def _seen_by_softmax(likelihood: Likelihood, g: Tensor, gap: Tensor, k: int) -> Tensor:
+    """G (s k,) without its rounding error along a constant for all logits, where Q is as large as 1 / ridge.
+
+    The gap (s k,) is g minus the right-hand side of its equation, which has no such part.
+    """
+    if not likelihood.couples_outputs:
+        return g
+    return (g.reshape(-1, k) - gap.reshape(-1, k).mean(1, keepdim=True)).flatten()
 
 
 def _singular(how_far: str) -> SingularCurvatureError:
