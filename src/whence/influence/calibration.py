@@ -13,11 +13,11 @@ from whence.influence.fitted import Fitted, has_several_labels
 from whence.influence.neighbours import CANDIDATES, Neighbours
 from whence.jacobian.leaves import LeafSum
 
-NOISIER, NOISIER_TARGETS = 2.0, 1.5
+NOISIER, NOISIER_TARGETS = 2.5, 1.5
 """Labels, and targets of a regression, are called noisy if their squared leave-one-out error is this many times the
 average of the data set. Half of all targets may be noisy: then they have at most twice the average."""
 
-LEAST_DISAGREEMENT, MOST_DISAGREEMENT = 0.1, 0.5
+LEAST_DISAGREEMENT, MOST_DISAGREEMENT = 0.1, 2 / 3
 """For classes that limit is at least the first, and at most the second or one minus the average: labels are not called
 noisy if two of them differ in less than a tenth of all pairs."""
 
@@ -34,8 +34,8 @@ LEAST_EXCESS = 1.05
 """A scarcity below this is not called scarce."""
 
 BESIDE = 0.5
-"""Weight of the model's own doubt beside the distance in the scarcity, and of scarcity beside noise in the source: all
-in standard deviations, but noise in log-odds."""
+"""Weights beside the distance in the scarcity, of the distance relative to that of the examples around and of the
+model's own doubt; and of scarcity beside noise in the source. All are in standard deviations, but noise in log-odds."""
 
 FEW = 20
 """The median of so many examples with the same answer counts as much as that of all examples."""
@@ -147,10 +147,12 @@ class Calibration:
     mean mean(v) and variance var(v) (1 / count - 1 / n). A gamma distribution with these moments gives the p-value.
 
     Scarcity: the distance of an input from the training examples (`View.distances`) is compared with those of training
-    examples, each from the others, and with the same answer (`Typical`). Examples around which labels contradict each
-    other are not compared with, unless few are left. For probabilities of classes, the odds against the predicted class
-    are compared in the same way, and half of their excess is added: an input that is unlike all training examples often
-    gets less certain answers. Labels do not enter.
+    examples, each from the others, and with the same answer (`Typical`). Half of two further excesses is added. One is
+    that of the distance relative to the distances of the nearest training examples from others, as in the local outlier
+    factor (Breunig et al., 2000): it counts how dense the examples are around the input. The other, for probabilities
+    of classes, is that of the odds against the predicted class: an input that is unlike all training examples often
+    gets less certain answers. Examples around which labels contradict each other are not compared with, unless few are
+    left. Labels do not enter.
 
     Attributes:
         neighbours: the training examples that inputs are compared with.
@@ -158,10 +160,12 @@ class Calibration:
         nearby: squares expected for averages around an input.
         answered: squares expected for ambiguities of the network's answers; `None` if these do not count, because they
             are no probabilities of classes, or those of trees, whose splits have learned the labels.
-        limit: squares above which labels are called noisy: 1.5 times the mean; for classes twice the mean of the
-            squares, at least .1, and at most the larger of .5 and one minus that mean.
+        limit: squares above which labels are called noisy: 1.5 times the mean; for classes 2.5 times the mean of the
+            squares, at least .1, and at most the larger of 2/3 and one minus that mean.
         noise_limit: the same limit for `Explanation.noise`; with probabilities of classes from its own mean.
-        distance: typical distances of training examples from others.
+        distances: (s,) of the training examples from others.
+        distance: typical distances.
+        local: typical distances relative to those of the nearest training examples.
         doubt: typical odds against the predicted class; `None` unless outputs are probabilities of classes.
         ordinary: scores of ordinary training examples, as returned by `remoteness`, ascending.
         codes: target values for other classes and for the class itself; `None` without classes, where squares do not
@@ -176,7 +180,9 @@ class Calibration:
     answered: Expected | None
     limit: float
     noise_limit: float
+    distances: Tensor
     distance: Typical
+    local: Typical
     doubt: Typical | None
     ordinary: Tensor
     codes: tuple[float, float] | None
@@ -215,8 +221,10 @@ class Calibration:
         agreeing = expected <= limit
         few = int(agreeing.sum()) < max(len(agreeing) / 2, LEAST_ORDINARY)
         ordinary = torch.ones_like(agreeing) if few else agreeing
-        distances = neighbours.apart.distances(neighbours.apart.known, nearest[:, :CANDIDATES]).to(squares)
+        candidates = nearest[:, :CANDIDATES]
+        distances = neighbours.apart.distances(neighbours.apart.known, candidates).to(squares)
         distance = Typical.of(distances, answers, ordinary)
+        local = Typical.of(distances / average_of(distances, candidates), None, ordinary)
         probability, ambiguity = predicted_probability(fitted, outputs, codes, index)
         if problem.likelihood.has_classes and not isinstance(problem.network.model, LeafSum):
             answered = Expected.of(ambiguity, squares)
@@ -233,14 +241,16 @@ class Calibration:
             answered=answered,
             limit=limit,
             noise_limit=noise_limit,
+            distances=distances,
             distance=distance,
+            local=local,
             doubt=doubt,
             ordinary=squares,
             codes=codes,
             unit=unit,
             notes=notes,
         )
-        remote = found.remoteness(distances, probability, answers)
+        remote = found.remoteness(distances, candidates, probability, answers)
         return replace(found, ordinary=remote[ordinary].sort().values)
 
     def average(self, near: Tensor) -> Tensor:
@@ -273,15 +283,17 @@ class Calibration:
         chance: Tensor = torch.special.gammaincc(shape, average / mean / spread)
         return chance
 
-    def remoteness(self, distances: Tensor, probability: Tensor, answers: Tensor | None) -> Tensor:
+    def remoteness(self, distances: Tensor, near: Tensor, probability: Tensor, answers: Tensor | None) -> Tensor:
         """(m,) how far inputs are from the training examples, in standard deviations of ordinary examples.
 
         Args:
             distances: (m,) from the nearest training examples.
+            near: (m, c) which these are.
             probability: (m,) of the predicted class.
             answers: (m,) predicted classes; `None` if there are none.
         """
         found = self.distance.excess(distances, answers)
+        found = found + BESIDE * self.local.excess(distances / average_of(self.distances, near).to(distances), None)
         if self.doubt is None:
             return found
         return found + BESIDE * self.doubt.excess(odds_against(probability), answers).to(found)
@@ -299,12 +311,11 @@ class Calibration:
         below = torch.searchsorted(self.ordinary, remote.contiguous())
         return (1.0 + len(self.ordinary) - below) / (1.0 + len(self.ordinary))
 
-    def source(self, square: Tensor, remote: Tensor, level: float) -> Tensor:
+    def source(self, noise: Tensor, remote: Tensor, level: float) -> Tensor:
         """(m,) how far noise is above its limit, minus how far scarcity is above its own."""
         beyond = remote - math.log(self.scarcity_limit(level)) / self.distance.spread
-        tiny = torch.finfo(square.dtype).tiny
-        both = torch.stack([square, torch.full_like(square, self.limit)]).clamp_min(tiny)
-        scale = both.clamp_max(MOST_CERTAIN).logit() if self.classes else both.log()
+        both = torch.stack([noise, torch.full_like(noise, self.noise_limit)]).clamp_min(torch.finfo(noise.dtype).tiny)
+        scale = both.clamp_max(MOST_CERTAIN).logit() if self.classes else 2.0 * both.log()
         return scale[0] - scale[1] - BESIDE * beyond
 
 

@@ -52,9 +52,10 @@ class Explanation(Shown):
         disagreement: (m,) for classes, how often two labels of training examples around the input differ; the mean over
             outputs if each has its own label. For regression the same as `noise`.
         scarcity: (m,) distance of the input from the nearest training examples, as the model sees them, relative to
-            that of an ordinary training example from the others: 1 is ordinary, 2 is twice as far. For probabilities of
-            classes it also grows with the model's own doubt. Training examples are ordinary if the labels around them
-            agree. What is ordinary depends on the predicted class.
+            that of an ordinary training example from the others: 1 is ordinary, 2 is twice as far. It is larger where
+            the nearest examples are close to others, and for probabilities of classes if the model itself is in doubt.
+            Training examples are ordinary if the labels around them agree. What is ordinary depends on the predicted
+            class.
         noise_p: (m,) how often residuals as large would occur together around the input by chance, if the noise were
             the same everywhere.
         scarcity_p: (m,) share of ordinary training examples whose scarcity, each left out, is at least as large.
@@ -66,7 +67,7 @@ class Explanation(Shown):
         hec3: (m,) trace of HeC3.
         check: (m, t) training examples around the input that add most to `disagreement`: labels to check first.
         near: (m, t) the nearest training examples.
-        source: (m,) the main cause of doubt: above zero noise, below zero scarcity. It is how far the disagreement is
+        source: (m,) the main cause of doubt: above zero noise, below zero scarcity. It is how far the noise is
             above its limit, in log-odds (in logarithms of the variance for regression), minus half of how far the
             scarcity is above its own, in standard deviations of ordinary examples.
         noise_limit: labels are called noisy if the noise is above this limit,
@@ -251,13 +252,15 @@ def explain(
     around = near[:, : neighbours.count]
     average = calibration.average(around)
     square = calibration.calibrated(average)
-    distances = neighbours.apart.distances(neighbours.apart.rows(layers), near[:, :CANDIDATES])
+    candidates = near[:, :CANDIDATES]
+    distances = neighbours.apart.distances(neighbours.apart.rows(layers), candidates)
     answers = predicted_classes(fitted, outputs, calibration.codes)
-    remote = calibration.remoteness(distances, probability, answers)
+    remote = calibration.remoteness(distances, candidates, probability, answers)
+    noise = calibration.noise(square, ambiguity)
     _, worst = largest(calibration.squares[around], min(top, around.shape[1]))
     return Explanation(
         level=level,
-        noise=calibration.noise(square, ambiguity),
+        noise=noise,
         disagreement=calibration.in_unit(square),
         scarcity=calibration.scarcity(remote),
         noise_p=calibration.noise_p(average),
@@ -269,7 +272,7 @@ def explain(
         hec3=hec3,
         check=neighbours.index[around.gather(1, worst)],
         near=neighbours.index[near[:, :top]],
-        source=calibration.source(square, remote, level),
+        source=calibration.source(noise, remote, level),
         noise_limit=calibration.noise_limit,
         disagreement_limit=float(calibration.in_unit(square.new_tensor(calibration.limit))),
         scarcity_limit=calibration.scarcity_limit(level),
