@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.isotonic import IsotonicRegression
 
-from whence.influence.explanation import isotonic
+from whence.influence.calibration import isotonic
 from whence.influence.fitted import evenly_spaced
 
 

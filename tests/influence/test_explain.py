@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import roc_auc_score
-from sklearn.neighbors import NearestNeighbors
 
 import networks
 import oracles
@@ -21,8 +22,9 @@ from doubles import fit
 from whence.cli.query import SavedNetwork
 from whence.errors import InputError, ShapeError
 from whence.influence import Calibration
+from whence.influence.calibration import Typical
 from whence.influence.fitted import leave_one_out_leverage
-from whence.influence.neighbours import output_directions
+from whence.influence.neighbours import predicted_classes
 from whence_paper.demo_trial import QUICK, WEIGHT_DECAY, draw_task, train
 
 RIDGE = 0.5
@@ -46,32 +48,36 @@ def test_leave_one_out_leverage_with_a_hessian(generator: torch.Generator) -> No
         np.testing.assert_allclose(leave_one_out_leverage(tracer)[i], wanted, rtol=1e-8)
 
 
-def calibration(leverages: list[float], mean: float = 1.0, variance: float = 1.0) -> Calibration:
-    """Of which only the leverages and the moments of the squares matter."""
-    empty: Any = None
-    ordered = torch.tensor(leverages, dtype=torch.float64)
-    moments = {"mean": mean, "variance": variance, "examples": len(ordered)}
-    fields = {field.name: empty for field in dataclasses.fields(Calibration)}
-    return Calibration(**{**fields, **moments, "leverages": ordered, "ordinary": 1.0})
+def calibration(**known: Any) -> Calibration:
+    """Of which only some fields matter."""
+    return Calibration(**{**{field.name: None for field in dataclasses.fields(Calibration)}, **known})
 
 
-def test_scarcity_is_a_rank_among_leave_one_out_leverages() -> None:
-    usual = calibration([1.0, 2.0, 3.0, 4.0])
+def test_scarcity_is_a_rank_among_training_examples() -> None:
+    usual = calibration(ordinary=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64))
     found = usual.scarcity_p(torch.tensor([0.5, 2.0, 2.5, 9.0], dtype=torch.float64))
     torch.testing.assert_close(found, torch.tensor([5.0, 4.0, 3.0, 1.0], dtype=found.dtype) / 5)
 
 
 def test_noise_has_the_moments_of_shuffled_residuals(generator: torch.Generator) -> None:
-    values = torch.rand(30, generator=generator, dtype=torch.float64) ** 4
-    weights = torch.rand(30, generator=generator, dtype=torch.float64) ** 2
+    values = torch.rand(81, generator=generator, dtype=torch.float64) ** 4
+    usual = calibration(squares=values)
+    weights = torch.rand(81, generator=generator, dtype=torch.float64) ** 2
     weights = weights / weights.sum()
-    usual = calibration([0.0] * 30, float(values.mean()), float(values.var()))
-    shuffled = torch.stack([values[torch.randperm(30, generator=generator)] @ weights for _ in range(4000)])
-    effective = 1.0 / weights.square().sum()
+    shuffled = torch.stack([values[torch.randperm(81, generator=generator)] @ weights for _ in range(4000)])
+    effective = 1.0 / weights.square().sum().reshape(1)
     for level in (0.5, 0.8, 0.95):
-        limit = shuffled.quantile(level)
-        found = float(usual.noise_p(limit.reshape(1), effective.reshape(1)))
+        found = float(usual.noise_p(shuffled.quantile(level).reshape(1), effective))
         assert abs(found - (1 - level)) < 0.03  # three standard errors of 4,000 draws, and the gamma's own error
+
+
+def test_what_is_typical_of_an_answer_lies_between_its_own_median_and_that_of_all() -> None:
+    values = torch.cat([torch.full((60,), 1.0), torch.full((20,), 3.0)]).double().exp()
+    answers = torch.arange(80) // 60
+    found = Typical.of(values, answers, torch.ones(80, dtype=torch.bool))
+    torch.testing.assert_close(found.logs, torch.tensor([1.0, 1.0 + 0.5 * 20 / 40 * 2], dtype=torch.float64))
+    unseen = found.excess(values[:1], torch.tensor([7]))
+    torch.testing.assert_close(unseen, (1.0 - found.logs.median().reshape(1)) / found.spread)
 
 
 def test_calibration_without_any_residual() -> None:
@@ -162,89 +168,145 @@ def test_noise_is_told_from_scarcity_under_ekfac_too() -> None:
     found = tracer.explain(task.test_inputs)
     assert roc_auc_score(noisy[either], found.noise[either]) >= 0.95
     exact = fit(network, [(task.train_inputs, task.train_targets)], ridge=ridge).explain(task.test_inputs)
-    for name in ("leverage", "probability"):
+    for name in ("probability", "ambiguity"):
         torch.testing.assert_close(getattr(found, name), getattr(exact, name), equal_nan=True)
     same = [one == other for one, other in zip(found.verdicts, exact.verdicts, strict=True)]
     assert sum(same) >= 0.9 * len(same)
 
 
+def unit_vectors(x: Any, asked: Any, answers: Any, lengths: bool) -> list[tuple[Any, Any]]:
+    """Unit vectors of (n, d) and (m, d), whitened by the scatter of all, and by that around the means of answers."""
+    d = x.shape[1]
+    apart, around = x - x.mean(0), x - x.mean(0)
+    if answers is not None:
+        around = x - np.array([x[answers == own].mean(0) for own in answers])
+    found = []
+    for rows in (apart, around):
+        scatter = rows.T @ rows / len(x)
+        root = np.real(scipy.linalg.inv(scipy.linalg.sqrtm(scatter + np.trace(scatter) / d * np.eye(d))))
+        ours, theirs = ((some - x.mean(0)) @ root for some in (x, asked))
+        if lengths:
+            constant = np.sqrt((ours**2).sum(1).mean())
+            ours, theirs = (np.insert(some, 0, constant, axis=1) for some in (ours, theirs))
+        found.append(tuple(some / np.linalg.norm(some, axis=1, keepdims=True) for some in (ours, theirs)))
+    return found
+
+
+def order_by(similarity: Any, itself: bool) -> Any:
+    """(m, n) numbers of the training examples, the most similar first; without the example itself."""
+    if itself:
+        similarity = similarity - 9 * np.eye(len(similarity))
+    order = np.argsort(-similarity, axis=1, kind="stable")
+    return order[:, :-1] if itself else order
+
+
 def by_hand(
-    gradients: Any,
-    asked: Any,
+    layers: list[tuple[Any, Any]],
+    said: Any,
     squares: Any,
-    classes: bool,
-    differing: Any = None,
-    distances: Any = None,
-    angles: Any = None,
+    answers: tuple[Any, Any] | None = None,
+    labels: Any = None,
     ambiguity: Any = None,
+    classes: bool = True,
 ) -> dict[str, Any]:
-    """Leverages, averages and what is expected there, with dense matrices and scikit-learn.
+    """What `explain` finds, with dense matrices, loops and scikit-learn.
 
     Args:
-        gradients: (n, c, d) of the training examples' predictions.
-        asked: (m, c, d) of those asked about.
-        squares: (n,) squared residuals; those of classes with the example left out.
-        classes: whether gradients have length one.
-        differing: (n,) share of the nearest examples that have another label and its error, if these are known.
-        distances: (n,) of the examples from others with the same answer, and (m,) of those asked, if these are known.
-        angles: the same from the nearest directions of features, and how many features there are.
-        ambiguity: (n,) of the network's answers to the examples, each left out, and (m,) to those asked, if known.
+        layers: inputs (n, d) and (m, d) of every layer, for the training examples and for those asked about.
+        said: (n, k) answers of the network, which decide how much a layer counts.
+        squares: (n,) squared residuals with the example left out.
+        answers: (n,) and (m,) predicted classes, if there are any.
+        labels: (n,) labels, if each example has one.
+        ambiguity: (n,) and (m,) of the network's answers.
+        classes: whether squares are about classes.
     """
-    if classes:
-        gradients, asked = (g / np.linalg.norm(g, axis=2, keepdims=True) for g in (gradients, asked))
-    n, c, d = gradients.shape
-    flat = gradients.reshape(-1, d)
-    ridge = ((gradients**2).sum() / n if classes else RIDGE) * np.eye(d)
-    inverse = np.linalg.inv(flat.T @ flat + ridge)
-    hats = [g @ inverse @ g.T for g in gradients]
-    if not classes:
-        squares = squares / (1 - np.array([np.trace(hat) / c for hat in hats]))
-    left_out = []
-    for i, own in enumerate(gradients):  # a real fit without the example
-        others = np.delete(gradients, i, axis=0).reshape(-1, d)
-        left_out.append(np.trace(own @ np.linalg.solve(others.T @ others + ridge, own.T)) / c)
-    weights = np.array([[((g @ inverse @ h.T) ** 2).sum() for h in gradients] for g in (*gradients, *asked)])
-    weights[np.arange(n), np.arange(n)] = 0.0
-    heard = np.ones(n, dtype=bool)
-    if classes:  # labels of examples that are alone do not count
-        heard = np.array(left_out) <= max(0.5, np.sort(left_out)[int(np.ceil(0.95 * n)) - 1] * (1 + 1e-9))
-    weights[:, ~heard] = 0.0
-    average = weights @ squares / weights.sum(1)
+    n = len(squares)
+    count = max(math.isqrt(n), min(30, n // 8))
+    units = [
+        unit_vectors(x, asked, None if answers is None else answers[0], not classes or layer == 0)
+        for layer, (x, asked) in enumerate(layers)
+    ]
+    weights = []
+    for (ours, _), _ in units:
+        near = order_by(ours @ ours.T, True)[:, :count]
+        missed = ((said - said[near].mean(1)) ** 2).sum() / ((said - said.mean(0)) ** 2).sum()
+        weights.append(max(0.0, 1 - missed) ** 4 if len(layers) > 1 else 1.0)
+    weights = np.array(weights) if sum(weights) > 0 else np.ones(len(weights))
+    weights = np.where(weights > 0.02 * weights.sum(), weights, 0.0)
+    weights = weights / weights.sum()
+    similar = [  # by both scatters: among the examples, and of those asked with the examples
+        [sum(w * unit[at][j] @ unit[at][0].T for w, unit in zip(weights, units, strict=True)) for j in (0, 1)]
+        for at in (0, 1)
+    ]
+    orders = [order_by(similar[0][0], True), order_by(similar[0][1], False)]
     own = squares
-    if differing is not None:
-        share, error = differing
-        own = np.where(share - 2 * error > squares, share, squares)
-    curve = centred(average[:n][heard], own[heard])
-    usual = own[heard].mean()
-    limit = max(0.1, min(2 * usual, max(0.5, 1 - usual))) if classes else 1.5 * squares.mean()
-    agreeing = curve(average[:n]) <= limit
-    noise, noise_limit = None, limit
+    if labels is not None:
+        sizes = np.minimum(np.bincount(labels) - 1, count)[labels]
+        share = np.array(
+            [np.mean(labels[row[:many]] != mine) for row, mine, many in zip(orders[0], labels, sizes, strict=True)]
+        )
+        own = np.where(share - 2 * np.sqrt(share * (1 - share) / sizes) > squares, share, squares)
+    bandwidth = 3 * lower_median(1 - np.take_along_axis(similar[0][0], orders[0][:, count - 1 : count], 1)[:, 0])
+    kernels = [np.exp((some - 1) / bandwidth) for some in similar[0]]
+    weights = np.linalg.solve(kernels[0] + np.eye(n), kernels[1].T).T ** 2
+    average = [[], weights @ own / weights.sum(1)]
+    for i in range(n):  # a real regression without the example
+        others = np.delete(np.arange(n), i)
+        weight = np.linalg.solve(kernels[0][np.ix_(others, others)] + np.eye(n - 1), kernels[0][i, others]) ** 2
+        average[0].append(weight @ own[others] / weight.sum())
+    average[0] = np.array(average[0])
+    curve = centred(average[0], own)
+    square = [np.minimum(curve(some), 1.0) if classes else curve(some) for some in average]
+    limit = limit_of(own) if classes else 1.5 * own.mean()
+    noise, noise_limit = square if classes else [np.sqrt(some) for some in square], limit if classes else limit**0.5
     if ambiguity is not None:
-        answered = centred(ambiguity[0][heard], own[heard])
-        noise = np.sqrt(np.minimum(curve(average), 1.0) * np.minimum(answered(np.concatenate(ambiguity)), 1.0))
-        usual = noise[:n][heard].mean()
-        noise_limit = max(0.1, min(2 * usual, max(0.5, 1 - usual)))
-    some = agreeing if agreeing.sum() >= max(n / 2, 19) else slice(None)
-    leverage = np.array([np.trace(g @ inverse @ g.T) / c for g in asked])
-    remote, left_out = leverage, np.array(left_out)
-    if distances is not None:
-        usual = np.quantile(left_out[some], 0.8)  # leverages count beyond it
-        left_out, remote = np.maximum(left_out, usual), np.maximum(remote, usual)
-        for (of_examples, of_asked), power in ((distances, 1), (angles[:2], angles[2] / (angles[2] + 16))):
-            usual = np.sort(of_examples[some])[(len(of_examples[some]) - 1) // 2]
-            left_out, remote = left_out * (of_examples / usual) ** power, remote * (of_asked / usual) ** power
-    compared = np.sort(left_out[some])
+        answered = centred(ambiguity[0], own)
+        noise = [np.sqrt(a * np.minimum(answered(b), 1.0)) for a, b in zip(square, ambiguity, strict=True)]
+        noise_limit = limit_of(noise[0])
+    agreeing = curve(average[0]) <= limit
+    some = agreeing if agreeing.sum() >= max(n / 2, 19) else np.ones(n, dtype=bool)
+    by = 0 if answers is None else 1
+    closest = [np.sort(np.take_along_axis(similar[by][j], orders[j][:, :10], 1), axis=1)[:, -5:] for j in (0, 1)]
+    distances = [np.sqrt(2 - 2 * some).mean(1) for some in closest]
+    remote, spread = excess(distances, answers, some)
+    local = [distance / distances[0][order[:, :10]].mean(1) for distance, order in zip(distances, orders, strict=True)]
+    remote = [far + 0.5 * dense for far, dense in zip(remote, excess(local, None, some)[0], strict=True)]
     return {
-        "leverage": leverage,
-        "remote": remote,
-        "ordinary": compared[(len(compared) - 1) // 2],
-        "compared": compared,
-        "square": curve(average[n:]),
-        "without itself": curve(average[:n]),
+        "scarcity": np.exp(spread * remote[1]),
+        "compared": np.sort(remote[0][some]),
+        "remote": remote[1],
+        "square": square[1],
+        "without itself": square[0],
         "limit": limit,
-        "noise": noise,
+        "noise": noise[1],
         "noise limit": noise_limit,
+        "spread": spread,
     }
+
+
+def excess(values: Any, answers: Any, some: Any) -> tuple[list[Any], float]:
+    """Logarithms of (n,) and (m,) values above the typical one of their answers, in standard deviations; and these."""
+    logs = [np.log(value) for value in values]
+    middle = lower_median(logs[0][some])
+    if answers is not None:
+        typical = {}
+        for answer in range(max(answers[0]) + 1):
+            own = logs[0][some & (answers[0] == answer)]
+            share = 0.5 * len(own) / (len(own) + 20)
+            typical[answer] = middle + (share * (lower_median(own) - middle) if len(own) else 0.0)
+        logs = [log - np.array([typical[a] for a in answer]) for log, answer in zip(logs, answers, strict=True)]
+    else:
+        logs = [log - middle for log in logs]
+    spread = max(float(np.quantile(logs[0][some], 0.84) - lower_median(logs[0][some])), 0.05)
+    return [log / spread for log in logs], spread
+
+
+def lower_median(values: Any) -> Any:
+    return np.sort(values)[(len(values) - 1) // 2]
+
+
+def limit_of(values: Any) -> float:
+    return float(max(0.1, min(2.5 * values.mean(), max(2 / 3, 1 - values.mean()))))
 
 
 def centred(places: Any, values: Any) -> Any:
@@ -256,69 +318,36 @@ def centred(places: Any, values: Any) -> Any:
     return lambda at: np.interp(at, middles, [steps[level].mean() for level in levels])
 
 
-def from_nearest_directions(x: Any, answers: Any, asked: Any) -> tuple[Any, Any, int]:
-    """Mean distances of directions to the five nearest, (n,) of examples to others, (m,) of those asked; features.
-
-    Directions are seen from the mean of all examples, in coordinates in which those of the same answer scatter alike.
-    """
-    around = np.concatenate([x[answers == c] - x[answers == c].mean(0) for c in np.unique(answers)])
-    scatter = around.T @ around / len(x)
-    values, vectors = np.linalg.eigh(scatter + np.trace(scatter) / len(scatter) * np.eye(len(scatter)))
-    centre, root = x.mean(0), vectors / np.sqrt(values)
-    x, asked = ((rows - centre) @ root for rows in (x, asked))
-    x, asked = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, asked))
-    near = NearestNeighbors(n_neighbors=5, algorithm="brute").fit(x)
-    return near.kneighbors()[0].mean(1), near.kneighbors(asked)[0].mean(1), x.shape[1]
+def layer_inputs(model: torch.nn.Module, x: torch.Tensor) -> list[Any]:
+    """Inputs of the layers with weights, one after the other."""
+    found = []
+    for layer in model:
+        if any(True for _ in layer.parameters()):
+            found.append(x.detach().numpy())
+        x = layer(x)
+    return found
 
 
-def from_same_answers(x: Any, answers: Any, asked: Any, asked_answers: Any) -> tuple[Any, Any]:
-    """Roots of leverages in regressions with an intercept on examples with the same answer, (n,) without each; (m,).
-
-    Beside these examples, a tenth of an example for each feature has the shape that all have around their means.
-    """
-    d = x.shape[1]
-    around = np.concatenate([x[answers == c] - x[answers == c].mean(0) for c in np.unique(answers)])
-    penalty = np.zeros((d + 1, d + 1))
-    penalty[1:, 1:] = 0.1 * d * around.T @ around / len(x)
-
-    def distance(row: Any, others: Any) -> float:
-        if not len(others):
-            return float(np.sqrt(1e6 - 1))  # nobody else: taken for a million examples' leverage
-        design, own = np.insert(others, 0, 1, axis=1), np.insert(row, 0, 1)
-        return float(np.sqrt(own @ np.linalg.solve(design.T @ design + penalty, own)))
-
-    numbers = np.arange(len(x))
-    without = [
-        distance(row, x[(answers == own) & (numbers != i)]) for i, (row, own) in enumerate(zip(x, answers, strict=True))
-    ]
-    return np.array(without), np.array(
-        [distance(row, x[answers == own]) for row, own in zip(asked, asked_answers, strict=True)]
-    )
-
-
-def other_labels(features: Any, labels: Any) -> Any:
-    """(n,) share of each example's nearest others, as many as its class has, whose label is another, and its error."""
-    near = (
-        NearestNeighbors(n_neighbors=len(labels) - 1, metric="cosine").fit(features).kneighbors(return_distance=False)
-    )
-    sizes = np.bincount(labels) - 1
-    share = np.array([np.mean(labels[row[: sizes[own]]] != own) for row, own in zip(near, labels, strict=True)])
-    return share, np.sqrt(share * (1 - share) / sizes[labels])
-
-
-def test_regression_by_hand() -> None:
-    case = networks.build("mlp")
-    tracer = fit(case.model, case.batches(4), ridge=RIDGE)
-    _, tangents, _ = oracles.tangents_of(case.model, case.inputs)
-    _, asked, _ = oracles.tangents_of(case.model, case.test_inputs)
-    wanted = by_hand(tangents, asked, (tracer.residuals.numpy() ** 2).mean(1), classes=False)
-    found = tracer.explain(case.test_inputs)
-    np.testing.assert_allclose(found.leverage, wanted["leverage"], rtol=1e-7)
-    np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
-    np.testing.assert_allclose(found.noise, np.sqrt(wanted["square"]), rtol=1e-6)
-    own = tracer.explain(case.inputs, examples=range(len(tangents))).noise
+def test_regression_by_hand(generator: torch.Generator) -> None:
+    x, asked = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (30, 6))
+    y = torch.randn(30, 2, generator=generator, dtype=torch.float64)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
+    tracer = fit(model, [(x[:20], y[:20]), (x[20:], y[20:])], ridge=RIDGE)
+    _, tangents, _ = oracles.tangents_of(model, x)
+    curvature = oracles.damped_curvature(tangents, RIDGE)
+    squares = []
+    for block, residual in zip(tangents, y.numpy() - model(x).detach().numpy(), strict=True):
+        kept = np.eye(2) - block @ np.linalg.solve(curvature, block.T)
+        squares.append(residual @ np.linalg.solve(kept, residual) / 2)  # HeC2's, the mean over outputs
+    layers = list(zip(layer_inputs(model, x), layer_inputs(model, asked), strict=True))
+    wanted = by_hand(layers, model(x).detach().numpy(), np.array(squares), classes=False)
+    found = tracer.explain(asked)
+    np.testing.assert_allclose(found.scarcity, wanted["scarcity"], rtol=1e-6)
+    np.testing.assert_allclose(found.noise, wanted["noise"], rtol=1e-6)
+    own = tracer.explain(x, examples=range(30)).noise
     np.testing.assert_allclose(own, np.sqrt(wanted["without itself"]), rtol=1e-6)
-    assert found.noise_limit == pytest.approx(wanted["limit"] ** 0.5)
+    assert found.noise_limit == pytest.approx(wanted["noise limit"])
     assert not found.classes
     assert bool(found.probability.isnan().all() & found.ambiguity.isnan().all())
 
@@ -335,77 +364,73 @@ def nearest(values: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("loss", "low"), [("categorical", 0.0), ("gaussian", 0.0), ("gaussian", -1.0)])
 def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> None:
-    """The gradient of the predicted class's output alone; squared error on a code of classes is about classes too."""
-    x, asked = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (21, 6))
-    labels = torch.randint(3, (21,), generator=generator)
-    model = networks.linear(0.1 * torch.randn(3, 3, generator=generator, dtype=torch.float64))
+    """Squared error on a code of classes is about classes too."""
+    x, asked = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (40, 6))
+    labels = torch.randint(3, (40,), generator=generator)
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).double()
     one_hot = torch.nn.functional.one_hot(labels, 3).double()
     codes = low + (1 - low) * one_hot
     tracer = fit(model, [(x, labels if loss == "categorical" else codes)], likelihood=loss, ridge=RIDGE)
     outputs = model(torch.cat([x, asked])).detach()
     p = outputs.softmax(1) if loss == "categorical" else outputs - low
-    gradients = oracles.linear_tangents(torch.cat([x, asked]).numpy(), 3)
-    gradients = np.stack([g[best : best + 1] for g, best in zip(gradients, outputs.argmax(1).tolist(), strict=True)])
     squares = (
         (tracer.loo_residuals / (1 - low)).square().sum(1).clamp_max(2.0).numpy()
     )  # these have oracles of their own
-    answers = outputs.argmax(1).numpy()
-    distances = from_same_answers(x.numpy(), answers[:21], asked.numpy(), answers[21:])
-    angles = from_nearest_directions(x.numpy(), answers[:21], asked.numpy())
-    differing = other_labels(x.numpy(), labels.numpy())
-    left_out = nearest((one_hot - tracer.loo_residuals / (1 - low)).double())
-    shares = p[21:] if loss == "categorical" else nearest(p[21:] / (1 - low))
+    best = outputs.argmax(1)
+    left_out = nearest(p[:40] / (1 - low) + (tracer.residuals - tracer.loo_residuals) / (1 - low))
+    shares = p[40:] if loss == "categorical" else nearest(p[40:] / (1 - low))
     differ = torch.stack([(row.outer(row) * (1 - torch.eye(3))).sum() for row in torch.cat([left_out, shares])])
-    ambiguity = (differ[:21].numpy(), differ[21:].numpy()) if loss == "categorical" else None
-    wanted = by_hand(gradients[:21], gradients[21:], squares, True, differing, distances, angles, ambiguity)
+    wanted = by_hand(
+        list(zip(layer_inputs(model, x), layer_inputs(model, asked), strict=True)),
+        np.eye(3)[best[:40]],
+        squares,
+        (best[:40].numpy(), best[40:].numpy()),
+        labels.numpy(),
+        (differ[:40].numpy(), differ[40:].numpy()) if loss == "categorical" else None,
+    )
     found = tracer.explain(asked)
     assert found.classes
-    np.testing.assert_allclose(found.leverage, wanted["leverage"], rtol=1e-7)
-    np.testing.assert_allclose(found.scarcity, wanted["remote"] / wanted["ordinary"], rtol=1e-7)
-    square = np.minimum(wanted["square"], 1.0)
-    np.testing.assert_allclose(found.disagreement, square, rtol=1e-6)
-    np.testing.assert_allclose(found.noise, square if ambiguity is None else wanted["noise"][21:], rtol=1e-6)
+    np.testing.assert_allclose(found.scarcity, wanted["scarcity"], rtol=1e-6)
+    np.testing.assert_allclose(found.disagreement, wanted["square"], rtol=1e-6)
+    np.testing.assert_allclose(found.noise, wanted["noise"], rtol=1e-6)
     some = torch.tensor([-1, 4, 20, -1, 0, 7])  # inputs that are training examples, in two batches
     mixed = torch.where(some.unsqueeze(1) < 0, asked, x[some])
     own = tracer.explain([mixed[:3], mixed[3:]], examples=some).disagreement
     square = np.where(some < 0, wanted["square"], wanted["without itself"][some])
-    np.testing.assert_allclose(own, np.minimum(square, 1.0), rtol=1e-6)
+    np.testing.assert_allclose(own, square, rtol=1e-6)
     assert found.disagreement_limit == pytest.approx(wanted["limit"])
     assert found.noise_limit == pytest.approx(wanted["noise limit"])
-    odds = [np.log(share / (1 - share)) for share in np.minimum([*wanted["square"], wanted["limit"]], 0.999)]
-    stands_out = np.array(odds[:-1]) - odds[-1] - np.log(found.scarcity.numpy() / found.scarcity_limit)
-    np.testing.assert_allclose(found.source, stands_out, rtol=1e-5, atol=1e-6)
+    odds = [np.log(share / (1 - share)) for share in np.minimum([*wanted["noise"], wanted["noise limit"]], 0.999)]
+    beyond = wanted["remote"] - np.log(found.scarcity_limit) / wanted["spread"]
+    np.testing.assert_allclose(found.source, np.array(odds[:-1]) - odds[-1] - 0.5 * beyond, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.probability, shares.amax(1))
-    torch.testing.assert_close(found.ambiguity, differ[21:])
+    torch.testing.assert_close(found.ambiguity, differ[40:])
 
 
-@pytest.mark.parametrize("outputs", [3, 6])
-def test_several_labels_by_hand(outputs: int, generator: torch.Generator) -> None:
-    """Yes or no for each output: gradients of all outputs, or of random combinations of more than four."""
-    x, asked = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (21, 6))
-    y = torch.randint(2, (21, outputs), generator=generator).double()
-    model = networks.linear(torch.randn(outputs, 3, generator=generator, dtype=torch.float64))
+def test_several_labels_by_hand(generator: torch.Generator) -> None:
+    """Yes or no for each output."""
+    x, asked = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (30, 6))
+    y = torch.randint(2, (30, 4), generator=generator).double()
+    model = networks.linear(torch.randn(4, 3, generator=generator, dtype=torch.float64))
     tracer = fit(model, [(x, y)], likelihood="bernoulli", ridge=RIDGE)
-    gradients = output_directions(outputs).double().numpy() @ oracles.linear_tangents(
-        torch.cat([x, asked]).numpy(), outputs
-    )
     differ = 2 * tracer.loo_residuals.square()  # of two labels of each output; residuals have oracles of their own
     p = model(asked).sigmoid().detach()
     left_out = (y - tracer.loo_residuals).clamp(0, 1)
     ambiguity = [(2 * some * (1 - some)).mean(1).numpy() for some in (left_out, p)]
     squares = differ.mean(1).clamp_max(2.0).numpy()
-    wanted = by_hand(gradients[:21], gradients[21:], squares, classes=True, ambiguity=ambiguity)
+    wanted = by_hand([(x.numpy(), asked.numpy())], model(x).detach().numpy(), squares, ambiguity=ambiguity)
     found = tracer.explain(asked)
     assert found.classes
-    np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
-    np.testing.assert_allclose(found.disagreement, np.minimum(wanted["square"], 1.0), rtol=1e-6)
-    np.testing.assert_allclose(found.noise, wanted["noise"][21:], rtol=1e-6)
+    np.testing.assert_allclose(found.scarcity, wanted["scarcity"], rtol=1e-6)
+    np.testing.assert_allclose(found.disagreement, wanted["square"], rtol=1e-6)
+    np.testing.assert_allclose(found.noise, wanted["noise"], rtol=1e-6)
     assert found.disagreement_limit == pytest.approx(wanted["limit"])
     assert found.noise_limit == pytest.approx(wanted["noise limit"])
     torch.testing.assert_close(found.probability, torch.maximum(p, 1 - p).mean(1))
     torch.testing.assert_close(found.ambiguity, (2 * p * (1 - p)).mean(1))
     assert "two labels of examples like this one differ" in found.sentence(0)
-    assert len(found.notes) == (outputs == 6)
+    assert found.notes == ()
 
 
 def test_labels_of_several_outputs_that_are_coins(generator: torch.Generator) -> None:
@@ -422,26 +447,25 @@ def test_labels_of_several_outputs_that_are_coins(generator: torch.Generator) ->
     assert float(found.noise[200:400].mean()) == pytest.approx(0.25, abs=0.02)
 
 
-def test_what_is_approximated_is_said(generator: torch.Generator, tmp_path: Path) -> None:
-    """More weights than projections, and more outputs than are looked at one by one."""
-    x = torch.randn(30, 300, generator=generator, dtype=torch.float64)
-    y = torch.randn(30, 8, generator=generator, dtype=torch.float64)
-    large = fit(torch.nn.Linear(300, 8, dtype=torch.float64), [(x, y)], ridge=RIDGE)
-    found = large.explain([x[:2], x[2:4]])
+def test_what_is_approximated_is_said(
+    generator: torch.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(30, 3, generator=generator, dtype=torch.float64)
+    y = torch.randn(30, 2, generator=generator, dtype=torch.float64)
+    model = torch.nn.Linear(3, 2, dtype=torch.float64)
+    assert fit(model, [(x, y)], ridge=RIDGE).explain(x[:2]).notes == ()
+    monkeypatch.setattr("whence.influence.neighbours.COMPARED", 20)
+    tracer = fit(model, [(x, y)], ridge=RIDGE)
+    found = tracer.explain([x[:2], x[2:4]])
     assert len(found) == 4
-    assert found.notes == (
-        "Gradients are compared in 2,048 random projections, not in all 2,408 weights.",
-        "Gradients are those of 4 random combinations of the 8 outputs, not of each output.",
-    )
+    assert found.notes == ("Inputs are compared with 20 of 30 training examples.",)
     assert all(note in " ".join(str(found).split()) for note in found.notes)
-    saved = SavedNetwork(large, x[:4], [], "")
+    saved = SavedNetwork(tracer, x[:4], [], "")
     saved.frame(verdicts=True)
     assert saved.notes == list(found.notes)
-    large.report(tmp_path / "report.html", x[:4])
+    tracer.report(tmp_path / "report.html", x[:4])
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert all(note in page for note in found.notes)
-    small = fit(torch.nn.Linear(3, 2, dtype=torch.float64), [(x[:, :3], y[:, :2])], ridge=RIDGE)
-    assert small.explain(x[:2, :3]).notes == ()
 
 
 def test_one_output_with_two_targets_is_about_two_classes(generator: torch.Generator) -> None:
@@ -470,24 +494,6 @@ def test_a_network_that_is_undecided_is_not_called_confident(generator: torch.Ge
     assert not bool(tracer.explain(x).noisy.any())  # a clean table has no noisy verdicts
 
 
-@pytest.mark.parametrize(("share", "explained"), [(1.0, False), (0.7, True)])
-def test_doubt_is_the_labels_where_they_differ_as_often_as_the_network_says(
-    share: float, explained: bool, generator: torch.Generator
-) -> None:
-    """Two places, in which the network says .7, and a third: labels that all agree do not explain it, mixed ones do."""
-    place = torch.arange(1000).clamp_max(40) % 2 + 2 * (torch.arange(1000) >= 40)
-    agrees = (torch.rand(1000, generator=generator) < share) | (place == 2)
-    labels = torch.where(agrees, place % 2, 1 - place % 2)
-    x = torch.nn.functional.one_hot(place, 3).double()
-    half = 0.5 * float(torch.tensor(0.7 / 0.3).log())
-    model = networks.linear([[half, -half, 3.0], [-half, half, -3.0]])
-    tracer = fit(model, [(x, labels)], likelihood="categorical", ridge=RIDGE)
-    found = tracer.explain(x[:2])
-    assert found.probability.tolist() == pytest.approx([0.7, 0.7])
-    assert found.ambiguity.tolist() == pytest.approx([0.42, 0.42])
-    assert found.undecided.tolist() == [not explained] * 2
-
-
 def test_coin_labels_are_noisy_and_their_noise_is_one_half(generator: torch.Generator) -> None:
     x = torch.cat([torch.randn(200, 2, generator=generator) + torch.tensor([5.0, 0.0]) * i for i in range(3)]).double()
     place = torch.arange(600) // 200
@@ -497,8 +503,9 @@ def test_coin_labels_are_noisy_and_their_noise_is_one_half(generator: torch.Gene
     model = networks.linear([[4.0, 0.0, -9.0, 0, 0], [-4.0, 0.0, -9.0, 0, 0], [-9.0, -9.0, 4.0, 0, 0]])
     tracer = fit(model, [(features, y)], likelihood="categorical", ridge=RIDGE)
     found = tracer.explain(features)
-    assert found.verdicts[200:400].count("noisy labels nearby") == 200
-    assert found.verdicts.count("noisy labels nearby") == 200
+    assert found.verdicts[200:400].count("noisy labels nearby") >= 190  # few are far from the others
+    assert "confident" not in found.verdicts[200:400]
+    assert found.verdicts.count("noisy labels nearby") <= 200
     assert float(found.noise[200:400].mean()) == pytest.approx(0.5, abs=0.02)
 
 
@@ -517,7 +524,7 @@ def test_a_doubt_leans_to_noise_where_labels_are_noisy_and_to_scarcity_far_away(
 
 @pytest.mark.parametrize("structure", ["exact", "ekfac"])
 def test_a_difference_that_is_no_chance_is_not_yet_noise(structure: str, generator: torch.Generator) -> None:
-    """A few noisy examples far out decide the slope: HeC3 / Ho is high where labels are good too."""
+    """A few noisy examples far out decide the slope: HeC3 / Ho is high where labels are good too, noise is not."""
     n, few = 4000, 200
     x = torch.randn(n, 1, generator=generator, dtype=torch.float64)
     x[:few] = 6 + 0.2 * x[:few]
@@ -529,10 +536,9 @@ def test_a_difference_that_is_no_chance_is_not_yet_noise(structure: str, generat
     tracer = fit(networks.linear(weights.reshape(1, -1)), [(features, y)], ridge=0.1, structure=structure)
     ordinary = torch.tensor([[1.0, 1.3], [1.0, 1.8], [1.0, -1.5]], dtype=torch.float64)
     found = tracer.explain(torch.cat([ordinary, torch.tensor([[1.0, 6.0]], dtype=torch.float64)]))
-    assert bool((found.noise_p < 1e-3).all())
+    assert bool((found.ratio > 1.2).all())
     assert found.noisy.tolist() == [False, False, False, True]
-    assert found.verdicts[:3] == ("confident",) * 3
-    np.testing.assert_allclose(found.noise, [1, 1, 1, 5], rtol=0.1)  # the standard deviations that were drawn with
+    np.testing.assert_allclose(found.noise, [1, 1, 1, 5], rtol=0.25)  # the standard deviations that were drawn with
 
 
 def test_examples_of_several_shapes_are_asked_about_together(generator: torch.Generator) -> None:
@@ -607,56 +613,6 @@ def classifier_with_wrong_labels(generator: torch.Generator) -> tuple[whence.Tra
     return tracer, torch.cat([inputs[:100] + 0.1, 3.0 * inputs[:20]])
 
 
-def test_leading_directions_stand_for_all(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracer, points = classifier_with_wrong_labels(generator)
-    monkeypatch.setattr("whence.influence.explanation.FEW_EXAMPLES", 599)
-    monkeypatch.setattr("whence.influence.neighbours.LEADING", 10_000)
-    everything = tracer.explain(points, top=0)
-    for most, close in ((300, 0.02), (100, 0.1)):
-        monkeypatch.setattr("whence.influence.neighbours.LEADING", most)
-        tracer.__dict__.pop("_quick_calibration")
-        few = tracer.explain(points, top=0)
-        same = [one == other for one, other in zip(few.verdicts, everything.verdicts, strict=True)]
-        assert sum(same) >= 0.95 * len(same)
-        torch.testing.assert_close(few.scarcity, everything.scarcity, rtol=close, atol=0.0)
-        torch.testing.assert_close(few.noise, everything.noise, rtol=0.0, atol=close)
-        assert len(few.notes) == 1
-        assert f"along their {most} leading directions" in few.notes[0]
-
-
-def test_examples_are_named_by_default_where_that_is_cheap(
-    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tracer, points = classifier_with_wrong_labels(generator)
-    few = tracer.explain(points)
-    assert few.check.shape == few.near.shape == (len(points), 5)
-    monkeypatch.setattr("whence.influence.explanation.FEW_EXAMPLES", 599)
-    many = tracer.explain(points)
-    assert many.check.shape == (len(points), 0)
-    assert "No training examples are named. top=5 names five, and takes longer." in many.notes
-    assert "near this input" in str(tracer.explain(points.flip(0)))  # where no examples are named
-    assert tracer.explain(points, top=0).notes == many.notes[:-1]
-    assert tracer.explain(points, top=2).near.shape == (len(points), 2)
-
-
-def test_noise_is_the_same_without_naming_examples(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whence.influence.neighbours.LEADING", 10_000)
-    monkeypatch.setattr("whence.influence.explanation.FEW_EXAMPLES", 599)
-    tracer, points = classifier_with_wrong_labels(generator)
-    own = torch.full((len(points),), -1)
-    own[:50] = torch.arange(50)
-    for examples in (None, own):
-        named, unnamed = (tracer.explain(points, top=top, examples=examples) for top in (5, 0))
-        for name in ("noise", "scarcity", "scarcity_p", "probability", "ratio", "source"):
-            torch.testing.assert_close(getattr(unnamed, name), getattr(named, name), rtol=1e-4, atol=1e-5)
-        same = [one == other for one, other in zip(unnamed.verdicts, named.verdicts, strict=True)]
-        assert sum(same) >= 0.95 * len(same)
-    assert unnamed.check.shape == unnamed.near.shape == (len(points), 0)
-    noisy = int(unnamed.noisy.nonzero()[0])
-    assert unnamed.sentence(noisy).endswith("Check the labels nearby.")
-    assert len(unnamed.to_frame()) == len(points)
-
-
 def test_regressions_too_can_do_without_names(generator: torch.Generator) -> None:
     _, y, features = where_noise_grows(generator)
     tracer = fit(networks.linear([[0.0] * 12]), [(features, y)], ridge=0.1, recenter=True)
@@ -664,30 +620,32 @@ def test_regressions_too_can_do_without_names(generator: torch.Generator) -> Non
     torch.testing.assert_close(unnamed.noise, named.noise, rtol=1e-9, atol=0.0)
 
 
-def test_verdicts_of_few_examples_do_not_depend_on_naming_them(generator: torch.Generator) -> None:
+def test_verdicts_do_not_depend_on_naming_examples(generator: torch.Generator) -> None:
     tracer, points = classifier_with_wrong_labels(generator)
     named, unnamed = (tracer.explain(points, top=top) for top in (5, 0))
+    assert named.check.shape == named.near.shape == (len(points), 5)
+    assert unnamed.near.shape == unnamed.check.shape == (len(points), 0)
     assert unnamed.verdicts == named.verdicts
     assert torch.equal(unnamed.noise_p, named.noise_p)
-    assert unnamed.near.shape == unnamed.check.shape == (len(points), 0)
+    noisy = int(unnamed.noisy.nonzero()[0])
+    assert unnamed.sentence(noisy).endswith("Check the labels nearby.")
+    assert "near this input" in str(tracer.explain(points.flip(0), top=0))
+    assert len(unnamed.to_frame()) == len(points)
 
 
-def test_answers_that_would_take_too_much_memory_are_not_compared(
-    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_some_of_many_examples_stand_for_all(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     tracer, points = classifier_with_wrong_labels(generator)
-    whole = tracer.explain(points)
-    monkeypatch.setattr("whence.influence.explanation.FEATURE_SHARE", 0.0)
-    again, _ = classifier_with_wrong_labels(torch.Generator().manual_seed(0))
-    found = again.explain(points)
-    assert any("same answer" in note for note in found.notes)
-    assert not any("same answer" in note for note in whole.notes)
-    ratio = found.scarcity / found.leverage
-    torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio))  # of leverages alone
+    everything = tracer.explain(points)
+    monkeypatch.setattr("whence.influence.neighbours.COMPARED", 300)
+    tracer.__dict__.pop("_calibration")
+    half = tracer.explain(points)
+    same = [one == other for one, other in zip(half.verdicts, everything.verdicts, strict=True)]
+    assert sum(same) >= 0.8 * len(same)
+    assert bool(torch.isin(half.near, tracer._calibration.neighbours.index).all())
 
 
 def test_an_input_unlike_others_with_its_answer_is_scarce() -> None:
-    """Two clusters apart; far beyond one of them the answer is certain, and the gradient points the same way."""
+    """Two clusters apart; far beyond one of them the answer is certain."""
     draw = torch.Generator().manual_seed(0)
     side = torch.arange(200) % 2
     x = 0.3 * torch.randn(200, 2, generator=draw, dtype=torch.float64) + torch.stack([4.0 * side - 2, 0 * side], 1)
@@ -696,7 +654,6 @@ def test_an_input_unlike_others_with_its_answer_is_scarce() -> None:
         torch.tensor([[2.0, 0.0], [8.0, 0.0]], dtype=torch.float64)
     )
     assert found.verdicts == ("confident", "scarce data")
-    assert float(found.scarcity[1]) > 2 * float(found.leverage[1] / found.leverage[0] * found.scarcity[0])
 
 
 @pytest.mark.parametrize("low", [0.0, -1.0])
@@ -707,20 +664,16 @@ def test_one_output_for_two_classes_has_two_answers(low: float, generator: torch
     single = fit(networks.linear([[0.6, 0.0, 0.0]]), [(x, low + (1 - low) * yes)], ridge=RIDGE)
     outputs = single.predict(x).mean
     assert 0 < int((outputs > (1 + low) / 2).sum()) < 60
-    calibration = single._calibration
-    assert calibration.distance is not None
-    assert (
-        calibration.distance.same_class.counts.tolist()
-        == torch.bincount((outputs > (1 + low) / 2).long().flatten()).tolist()
-    )
+    answers = predicted_classes(single, outputs, single._calibration.codes)
+    assert answers is not None
+    assert torch.equal(answers, (outputs > (1 + low) / 2).long().flatten())
 
 
-def test_an_answer_that_no_training_example_has_borrows_the_shape_of_all(generator: torch.Generator) -> None:
+def test_an_answer_that_no_training_example_has_is_scarce(generator: torch.Generator) -> None:
     x = torch.randn(200, 2, generator=generator, dtype=torch.float64)
     model = networks.linear([[1.0, 0.0], [-1.0, 0.0], [0.0, 9.0]])
     seen = x[x[:, 1] < 0]  # the third class is answered above zero only
     labels = (seen[:, 0] < 0).long()
     tracer = fit(model, [(seen, labels)], likelihood="categorical", ridge=1.0)
     found = tracer.explain(torch.tensor([[0.0, 3.0]], dtype=torch.float64))
-    assert int(tracer._calibration.distance.same_class.counts[2]) == 0
     assert found.verdicts == ("scarce data",)

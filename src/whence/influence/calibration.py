@@ -27,15 +27,12 @@ SAME_PLACE = 1e-5
 MOST_CERTAIN = 0.999
 """Upper bound of the noise when odds are computed."""
 
-LEAST_ODDS = 1e-9
-"""Lower bound of the odds against the predicted class."""
-
 LEAST_EXCESS = 1.05
 """A scarcity below this is not called scarce."""
 
 BESIDE = 0.5
-"""Weights beside the distance in the scarcity, of the distance relative to that of the examples around and of the
-model's own doubt; and of scarcity beside noise in the source. All are in standard deviations, but noise in log-odds."""
+"""Weight in the scarcity, beside the distance, of the distance relative to that of the examples around; and of scarcity
+beside noise in the source. All are in standard deviations, but noise in log-odds."""
 
 FEW = 20
 """The median of so many examples with the same answer counts as much as that of all examples."""
@@ -140,19 +137,18 @@ class Calibration:
     nearest other examples that have another label replaces the square if it is larger by two standard errors: both
     measure how often two labels differ. If other models predicted the example without having seen it
     (`Fitted.held_out`), and its class has more than 50 examples, the square is that of their error. Around an input the
-    squares of the nearest examples are averaged. An average is shrunk towards that of the whole data set. This is
-    corrected by a centered isotonic regression of the squares of training examples on the averages around them.
+    squares are averaged with the weights w of `Neighbours.weights`. An average is shrunk towards that of the whole data
+    set. This is corrected by a centered isotonic regression of the squares of training examples on the averages around
+    them.
 
-    If the noise were the same everywhere, the squares could be shuffled among the examples. The shuffled average has
-    mean mean(v) and variance var(v) (1 / count - 1 / n). A gamma distribution with these moments gives the p-value.
+    If the noise were the same everywhere, the squares v could be shuffled among the examples. The shuffled average has
+    mean mean(v) and variance var(v) (sum w^2 - 1 / n). A gamma distribution with these moments gives the p-value.
 
     Scarcity: the distance of an input from the training examples (`View.distances`) is compared with those of training
-    examples, each from the others, and with the same answer (`Typical`). Half of two further excesses is added. One is
-    that of the distance relative to the distances of the nearest training examples from others, as in the local outlier
-    factor (Breunig et al., 2000): it counts how dense the examples are around the input. The other, for probabilities
-    of classes, is that of the odds against the predicted class: an input that is unlike all training examples often
-    gets less certain answers. Examples around which labels contradict each other are not compared with, unless few are
-    left. Labels do not enter.
+    examples, each from the others, and with the same answer (`Typical`). Half of a second excess is added: that of the
+    distance relative to the distances of the nearest training examples from others, as in the local outlier factor
+    (Breunig et al., 2000). It counts how dense the examples are around the input. Examples around which labels
+    contradict each other are not compared with, unless few are left. Labels do not enter.
 
     Attributes:
         neighbours: the training examples that inputs are compared with.
@@ -166,7 +162,6 @@ class Calibration:
         distances: (s,) of the training examples from others.
         distance: typical distances.
         local: typical distances relative to those of the nearest training examples.
-        doubt: typical odds against the predicted class; `None` unless outputs are probabilities of classes.
         ordinary: scores of ordinary training examples, as returned by `remoteness`, ascending.
         codes: target values for other classes and for the class itself; `None` without classes, where squares do not
             measure how often two labels differ.
@@ -183,7 +178,6 @@ class Calibration:
     distances: Tensor
     distance: Typical
     local: Typical
-    doubt: Typical | None
     ordinary: Tensor
     codes: tuple[float, float] | None
     unit: float = 1.0
@@ -199,12 +193,11 @@ class Calibration:
         """Compute it from the training data, within `using_model`."""
         codes, problem = class_codes(fitted), fitted.problem
         neighbours, outputs, answers = Neighbours.of(fitted, codes)
-        index, itself = neighbours.index, torch.arange(len(neighbours.index), device=neighbours.index.device)
+        index = neighbours.index
         largest_residual = float(fitted.residuals[index].abs().max())
         unit = 1.0 if codes is not None or largest_residual == 0 else largest_residual
         squares = squared_residuals(fitted, codes, unit)[index]
-        _, nearest = neighbours.around.nearest(neighbours.around.known, max(neighbours.count, CANDIDATES), itself)
-        near = nearest[:, : neighbours.count]
+        near = neighbours.nearest[:, : neighbours.count]
         labels = class_labels(fitted, codes)
         if labels is not None:
             shares, errors = (some.to(squares) for some in disagreement(near, labels[index]))
@@ -213,24 +206,27 @@ class Calibration:
                 held_out = fitted.held_out.to(squares)[index]
                 many = torch.bincount(labels[fitted.counted])[labels[index]] > MANY_LABELS
                 squares = torch.where(held_out.isfinite() & many, held_out, squares)
-        average = average_of(squares, near)
+        itself = torch.arange(len(index), device=index.device)
+        average = (
+            neighbours.weights(neighbours.around.similarities(neighbours.around.known), itself).to(squares) @ squares
+        )
+        average = average if len(index) > 1 else squares
         nearby = Expected.of(average, squares)
         expected = nearby.at(average)
         limit = limit_for_classes(squares) if codes is not None else NOISIER_TARGETS * float(squares.mean())
-        noise_limit, answered, doubt = limit if codes is not None else unit * limit**0.5, None, None
+        noise_limit, answered = limit if codes is not None else unit * limit**0.5, None
         agreeing = expected <= limit
         few = int(agreeing.sum()) < max(len(agreeing) / 2, LEAST_ORDINARY)
         ordinary = torch.ones_like(agreeing) if few else agreeing
-        candidates = nearest[:, :CANDIDATES]
+        candidates = neighbours.nearest[:, :CANDIDATES]
         distances = neighbours.apart.distances(neighbours.apart.known, candidates).to(squares)
         distance = Typical.of(distances, answers, ordinary)
         local = Typical.of(distances / average_of(distances, candidates), None, ordinary)
-        probability, ambiguity = predicted_probability(fitted, outputs, codes, index)
         if problem.likelihood.has_classes and not isinstance(problem.network.model, LeafSum):
+            _, ambiguity = predicted_probability(fitted, outputs, codes, index)
             answered = Expected.of(ambiguity, squares)
             both = expected.clamp_max(1.0) * answered.at(ambiguity).clamp_max(1.0)
             noise_limit = limit_for_classes(both.sqrt())
-            doubt = Typical.of(odds_against(probability), answers, ordinary)
         notes: tuple[str, ...] = ()
         if len(index) < int(fitted.counted.sum()):
             notes = (f"Inputs are compared with {len(index):,} of {int(fitted.counted.sum()):,} training examples.",)
@@ -244,18 +240,13 @@ class Calibration:
             distances=distances,
             distance=distance,
             local=local,
-            doubt=doubt,
             ordinary=squares,
             codes=codes,
             unit=unit,
             notes=notes,
         )
-        remote = found.remoteness(distances, candidates, probability, answers)
+        remote = found.remoteness(distances, candidates, answers)
         return replace(found, ordinary=remote[ordinary].sort().values)
-
-    def average(self, near: Tensor) -> Tensor:
-        """(m,) average square of training examples (m, count)."""
-        return average_of(self.squares, near)
 
     def calibrated(self, average: Tensor) -> Tensor:
         """(m,) squares expected for these averages; at most one for classes."""
@@ -272,31 +263,27 @@ class Calibration:
             return self.in_unit(square)
         return (square * self.answered.at(ambiguity).clamp_max(1.0)).sqrt()
 
-    def noise_p(self, average: Tensor) -> Tensor:
-        """(m,) how often shuffled squares would give an average at least as large."""
+    def noise_p(self, average: Tensor, effective: Tensor) -> Tensor:
+        """(m,) how often shuffled squares would give an average at least as large, over effective numbers (m,)."""
         mean = float(self.squares.double().mean())
         if mean <= 0 or len(self.squares) < 2:
             return torch.ones_like(average)
-        concentration = max(0.0, 1.0 / self.neighbours.count - 1.0 / len(self.squares))
-        spread = max((float(self.squares.double().std()) / mean) ** 2 * concentration, 1e-8)
-        shape = torch.full_like(average, 1.0 / spread)
-        chance: Tensor = torch.special.gammaincc(shape, average / mean / spread)
+        concentration = (1.0 / effective - 1.0 / len(self.squares)).clamp_min(0.0)
+        spread = ((float(self.squares.double().std()) / mean) ** 2 * concentration).clamp_min(1e-8)
+        chance: Tensor = torch.special.gammaincc(1.0 / spread, average / mean / spread)
         return chance
 
-    def remoteness(self, distances: Tensor, near: Tensor, probability: Tensor, answers: Tensor | None) -> Tensor:
+    def remoteness(self, distances: Tensor, near: Tensor, answers: Tensor | None) -> Tensor:
         """(m,) how far inputs are from the training examples, in standard deviations of ordinary examples.
 
         Args:
             distances: (m,) from the nearest training examples.
             near: (m, c) which these are.
-            probability: (m,) of the predicted class.
             answers: (m,) predicted classes; `None` if there are none.
         """
         found = self.distance.excess(distances, answers)
-        found = found + BESIDE * self.local.excess(distances / average_of(self.distances, near).to(distances), None)
-        if self.doubt is None:
-            return found
-        return found + BESIDE * self.doubt.excess(odds_against(probability), answers).to(found)
+        relative = distances / average_of(self.distances, near).to(distances)
+        return found + BESIDE * self.local.excess(relative, None)
 
     def scarcity(self, remote: Tensor) -> Tensor:
         """(m,) the same in units of the typical distance."""
@@ -322,11 +309,6 @@ class Calibration:
 def average_of(squares: Tensor, near: Tensor) -> Tensor:
     """(m,) means of the squares (s,) of nearest examples (m, count); of all if there are none."""
     return squares[near].mean(1) if near.shape[1] else squares.mean().expand(len(near))
-
-
-def odds_against(probability: Tensor) -> Tensor:
-    """(m,) odds against a class with a probability (m,)."""
-    return ((1.0 - probability) / probability).clamp_min(LEAST_ODDS)
 
 
 def disagreement(near: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

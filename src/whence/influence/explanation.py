@@ -19,7 +19,14 @@ from whence.display import Column, Shown, Table, count, number, numbers, percent
 from whence.errors import InputError
 from whence.influence.calibration import Calibration, predicted_probability
 from whence.influence.fitted import Fitted, check_traced, divide
-from whence.influence.neighbours import CANDIDATES, outputs_and_layers, predicted_classes
+from whence.influence.neighbours import (
+    CANDIDATES,
+    COMPARED_AT_ONCE,
+    Layers,
+    most_similar,
+    outputs_and_layers,
+    predicted_classes,
+)
 from whence.linalg import largest
 from whence.results import frame
 
@@ -53,9 +60,8 @@ class Explanation(Shown):
             outputs if each has its own label. For regression the same as `noise`.
         scarcity: (m,) distance of the input from the nearest training examples, as the model sees them, relative to
             that of an ordinary training example from the others: 1 is ordinary, 2 is twice as far. It is larger where
-            the nearest examples are close to others, and for probabilities of classes if the model itself is in doubt.
-            Training examples are ordinary if the labels around them agree. What is ordinary depends on the predicted
-            class.
+            the nearest examples are close to others. Training examples are ordinary if the labels around them agree.
+            What is ordinary depends on the predicted class.
         noise_p: (m,) how often residuals as large would occur together around the input by chance, if the noise were
             the same everywhere.
         scarcity_p: (m,) share of ordinary training examples whose scarcity, each left out, is at least as large.
@@ -65,8 +71,8 @@ class Explanation(Shown):
         ratio: (m,) HeC3 / Ho.
         ho: (m,) trace of Ho.
         hec3: (m,) trace of HeC3.
-        check: (m, t) training examples around the input that add most to `disagreement`: labels to check first.
-        near: (m, t) the nearest training examples.
+        check: (m, t) training examples that add most to `disagreement`: labels to check first.
+        near: (m, t) training examples with the largest weights in it.
         source: (m,) the main cause of doubt: above zero noise, below zero scarcity. It is how far the noise is
             above its limit, in log-odds (in logarithms of the variance for regression), minus half of how far the
             scarcity is above its own, in standard deviations of ordinary examples.
@@ -242,36 +248,27 @@ def explain(
     fitted: Fitted, inputs: Inputs, calibration: Calibration, level: float, top: int, examples: Tensor | None = None
 ) -> Explanation:
     """Explain the predictions of one batch; see `Tracer.explain`."""
-    neighbours = calibration.neighbours
     ho, hec3 = _traces(fitted, inputs)
-    outputs, layers = outputs_and_layers(fitted, inputs, neighbours.names)
+    outputs, layers = outputs_and_layers(fitted, inputs, calibration.neighbours.names)
     probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes)
-    own = None if examples is None else neighbours.positions(examples)
-    rows = neighbours.around.rows(layers)
-    _, near = neighbours.around.nearest(rows, max(neighbours.count, CANDIDATES, top), own)
-    around = near[:, : neighbours.count]
-    average = calibration.average(around)
+    average, effective, distances, candidates, check, near = _surroundings(calibration, layers, top, examples)
     square = calibration.calibrated(average)
-    candidates = near[:, :CANDIDATES]
-    distances = neighbours.apart.distances(neighbours.apart.rows(layers), candidates)
-    answers = predicted_classes(fitted, outputs, calibration.codes)
-    remote = calibration.remoteness(distances, candidates, probability, answers)
     noise = calibration.noise(square, ambiguity)
-    _, worst = largest(calibration.squares[around], min(top, around.shape[1]))
+    remote = calibration.remoteness(distances, candidates, predicted_classes(fitted, outputs, calibration.codes))
     return Explanation(
         level=level,
         noise=noise,
         disagreement=calibration.in_unit(square),
         scarcity=calibration.scarcity(remote),
-        noise_p=calibration.noise_p(average),
+        noise_p=calibration.noise_p(average, effective),
         scarcity_p=calibration.scarcity_p(remote),
         probability=probability,
         ambiguity=ambiguity,
         ratio=divide(hec3, ho, 1.0),
         ho=ho,
         hec3=hec3,
-        check=neighbours.index[around.gather(1, worst)],
-        near=neighbours.index[near[:, :top]],
+        check=check,
+        near=near,
         source=calibration.source(noise, remote, level),
         noise_limit=calibration.noise_limit,
         disagreement_limit=float(calibration.in_unit(square.new_tensor(calibration.limit))),
@@ -279,6 +276,36 @@ def explain(
         classes=calibration.classes,
         notes=calibration.notes,
     )
+
+
+def _surroundings(calibration: Calibration, layers: Layers, top: int, examples: Tensor | None) -> tuple[Tensor, ...]:
+    """Averages (m,) of the squares around inputs and the effective numbers (m,) of examples in them, distances (m,).
+
+    Then the nearest examples (m, c) for these distances, as positions among those compared; the training examples that
+    add most to the average (m, t), and those with the largest weights (m, t).
+    """
+    neighbours, squares = calibration.neighbours, calibration.squares
+    rows, apart = neighbours.around.rows(layers), neighbours.apart.rows(layers)
+    own = None if examples is None else neighbours.positions(examples)
+    parts = []
+    for some in torch.arange(len(rows), device=rows.device).split(max(1, COMPARED_AT_ONCE // len(squares))):
+        itself = None if own is None else own[some]
+        similar = neighbours.around.similarities(rows[some])
+        candidates = most_similar(similar, CANDIDATES, itself)[1]
+        weights = neighbours.weights(similar, itself)
+        values = squares.to(weights)
+        named = min(top, len(squares))
+        parts.append(
+            (
+                (weights @ values).to(squares),
+                (1.0 / weights.square().sum(1)).to(squares),
+                neighbours.apart.distances(apart[some], candidates).to(squares),
+                candidates,
+                neighbours.index[largest(weights * values, named)[1]],
+                neighbours.index[largest(weights, named)[1]],
+            )
+        )
+    return tuple(torch.cat(each) for each in zip(*parts, strict=True))
 
 
 def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:

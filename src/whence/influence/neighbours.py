@@ -5,9 +5,15 @@ similarity of two inputs is the mean of their cosines over the layers. A layer c
 predict the network's own answers. Trees see an input as its leaves, and the similarity is the share of trees in which
 two inputs share a leaf. Labels do not enter.
 
-Two scatters whiten. The examples whose labels tell about an input are found with the scatter of all examples. How far
-an input is from the examples is measured with their scatter around the mean of the same answer, so that directions in
-which inputs with the same answer hardly differ count more.
+The examples whose labels tell about an input are those that a regression on similar examples would predict it from.
+With the kernel k(x, x') = exp((similarity - 1) / bandwidth), the prediction at x is sum_i a_i y_i, where
+
+    a = (K + I)^-1 k(x)
+
+and a training example without itself has a_i = -[(K + I)^-1]_ij / [(K + I)^-1]_jj. Labels count with weights a_i^2, as
+in the variance of this prediction. The scatter of all examples whitens. How far an input is from the examples is
+measured with their scatter around the mean of the same answer instead, so that directions in which inputs with the same
+answer hardly differ count more.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from whence.jacobian.views import OutputView
 from whence.linalg import eigh, largest, solve_lower
 from whence.runtime.execution import partial_data_error
 
-COMPARED = 5000
+COMPARED = 1500
 """Number of training examples, evenly spaced, that inputs are compared with."""
 
 NEAREST, CANDIDATES = 5, 10
@@ -49,6 +55,10 @@ examples. Layers with less weight are left out."""
 
 SAME = 1e-3
 """Smallest distance between inputs on a sphere of radius one."""
+
+WIDTH, LEAST_BANDWIDTH = 3.0, 1e-4
+"""The bandwidth is so many times the median of how unlike, 1 - similarity, the last of an example's neighbours is; and
+its lower bound."""
 
 COMPARED_AT_ONCE = 2**24
 """Numbers (pairs of inputs and training examples) that are computed at once."""
@@ -123,15 +133,7 @@ class View(ABC):
 
         Inputs that are training examples, at the positions `own` (m,) or -1, are not compared with themselves.
         """
-        most = min(count, len(self.known) - (own is not None))
-        found = []
-        for some in torch.arange(len(rows), device=rows.device).split(max(1, COMPARED_AT_ONCE // len(self.known))):
-            similar = self.similarities(rows[some])
-            if own is not None:
-                known = (own[some] >= 0).nonzero().squeeze(1)
-                similar[known, own[some][known]] = -2.0
-            found.append(largest(similar, most))
-        return torch.cat([values for values, _ in found]), torch.cat([index for _, index in found])
+        return most_similar(self.similarities(rows), count, own)
 
     def distances(self, rows: Tensor, near: Tensor) -> Tensor:
         """(m,) distances of inputs from the nearest among some training examples (m, c), as chords of a sphere.
@@ -266,6 +268,9 @@ class Neighbours:
     around: View  # finds the examples whose labels tell about an input
     apart: View  # measures distances from the examples
     names: tuple[str, ...]  # of the layers
+    nearest: Tensor  # (s, c) the most similar other examples of each, in `around`
+    bandwidth: float
+    inverse: Tensor  # (s, s) of K + I
 
     @classmethod
     def of(cls, fitted: Fitted, codes: tuple[float, float] | None) -> tuple[Neighbours, Tensor, Tensor | None]:
@@ -288,18 +293,44 @@ class Neighbours:
         answers = predicted_classes(fitted, outputs, codes)
         if isinstance(fitted.problem.network.model, LeafSum):
             leaves = LeafView(torch.cat([layers["leaves"] for _, layers in parts]))
-            return cls(index, leaves, leaves, ("leaves",)), outputs, answers
+            return cls.between(index, leaves, leaves, ("leaves",)), outputs, answers
         layers = joined_layers([layers for _, layers in parts])
         first = next(iter(layers))
         pairs = {name: Whitened.of(given, answers, codes is None or name == first) for name, given in layers.items()}
         weights = layer_weights({name: pair[0].unit(layers[name]) for name, pair in pairs.items()}, outputs, answers)
         around, apart = (LayerView.of({name: pairs[name][at] for name in weights}, weights, layers) for at in (0, 1))
-        return cls(index, around, around if answers is None else apart, tuple(weights)), outputs, answers
+        return cls.between(index, around, around if answers is None else apart, tuple(weights)), outputs, answers
+
+    @classmethod
+    def between(cls, index: Tensor, around: View, apart: View, names: tuple[str, ...]) -> Neighbours:
+        """The regression on all examples."""
+        itself, count = torch.arange(len(index), device=index.device), count_for(len(index))
+        values, nearest = around.nearest(around.known, max(count, CANDIDATES), itself)
+        bandwidth = LEAST_BANDWIDTH
+        if values.shape[1]:
+            unlike = 1.0 - values[:, min(count, values.shape[1]) - 1]
+            bandwidth = max(WIDTH * float(unlike.median()), bandwidth)
+        kernel = ((around.similarities(around.known) - 1.0) / bandwidth).double().exp()
+        kernel.diagonal().add_(1.0)
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel))
+        return cls(index, around, apart, names, nearest, bandwidth, inverse.to(values.dtype))
 
     @property
     def count(self) -> int:
-        """How many nearest examples tell about an input."""
+        """How many of the most similar examples are neighbours."""
         return count_for(len(self.index))
+
+    def weights(self, similar: Tensor, own: Tensor | None = None) -> Tensor:
+        """(m, s) weights of the examples' labels, which sum to one, from similarities (m, s) with them.
+
+        Inputs that are training examples, at the positions `own` (m,) or -1, are predicted without themselves.
+        """
+        found = ((similar - 1.0) / self.bandwidth).exp_() @ self.inverse
+        if own is not None:
+            known = (own >= 0).nonzero().squeeze(1)
+            found[known] = self.inverse[own[known]].scatter(1, own[known].unsqueeze(1), 0.0)
+        found = found.square_()
+        return found.div_(found.sum(1, keepdim=True).clamp_min_(torch.finfo(found.dtype).tiny))
 
     def positions(self, examples: Tensor) -> Tensor:
         """(m,) positions among the compared ones of training examples (m,), -1 for others."""
@@ -307,9 +338,20 @@ class Neighbours:
         return torch.where(self.index[at] == examples, at, -1)
 
 
+def most_similar(similar: Tensor, count: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """As `View.nearest`, from similarities (m, s)."""
+    if own is not None:
+        known = (own >= 0).nonzero().squeeze(1)
+        similar = similar.index_put((known, own[known]), similar.new_tensor(-2.0))
+    return largest(similar, min(count, similar.shape[1] - (own is not None)))
+
+
 def count_for(examples: int) -> int:
-    """How many of the nearest among some examples tell about an input: about the root of their number."""
-    return max(1, min(math.isqrt(examples), examples - 1))
+    """How many of the most similar among some examples are neighbours: about the root of their number.
+
+    With few examples it is up to thirty, or an eighth of them, because an average of fewer says little about noise.
+    """
+    return max(1, min(max(math.isqrt(examples), min(30, examples // 8)), examples - 1))
 
 
 def joined_layers(parts: Sequence[Layers]) -> dict[str, Tensor]:
