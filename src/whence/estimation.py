@@ -149,8 +149,7 @@ def count_examples(batches: Batches) -> tuple[int, int]:
     return sum(sizes), max(sizes)
 
 
-PRODUCT = 384
-"""Size of the matrices whose products and eigenvectors are timed."""
+PRODUCT = 384  # size of the matrices whose products and eigenvectors are timed
 
 
 def measure_unit_seconds(problem: Linearization, stream: LayerGradients | None, inputs: Inputs, read: float) -> Work:

@@ -83,7 +83,6 @@ Accumulated = TypeVar("Accumulated", bound=Accumulator)
 
 CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}  # most bytes of a chunk's activations and output gradients
 CHUNKS_PER_BATCH = 3  # at least, on a CPU: the results of a chunk are larger than the chunk
-CHUNKS_PER_SMALL_BATCH = 4  # if examples are small and few, as their gradients are cached too
 LEAST_BYTES = 12 * 2**20  # no chunk is made smaller than this by CHUNKS_PER_BATCH
 LEAST_EXAMPLES = 8  # in a chunk, if they take at most 4 CHUNK_BYTES: products of few rows are slow
 CHUNK_SHARE = 0.18  # largest share of the memory budget for a chunk
@@ -133,29 +132,29 @@ class LayerChunk:
     where: slice
     tangents: list[Tangent]
     outputs: Tensor  # (n, k)
-    cached: bool = False
-    held: bool = False  # until the next chunk is there
+    kept: bool = False  # whether it is cached, or held until the next chunk is there
     in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
 
     def views(self, bases: Sequence[Basis] | None, problem: Linearization, reads: int = 1) -> list[BasisView]:
-        """Every block in its basis, to be read `reads` times. A chunk that is not cached drops its gradients."""
+        """Every block in its basis, to be read `reads` times. A chunk that is not kept drops its gradients."""
         if bases is None:
             found = [BasisView(tangent, Basis(tangent.block)) for tangent in self.tangents]
-            if not self.cached:
+            if not self.kept:
                 self.tangents.clear()
             return found
-        if self.in_bases is None:
-            rounded = products_are_rounded(problem.device)
-            coarse = rounded and problem.gradients_are_half
-            pairs = zip(self.tangents, bases, strict=True)
-            found = [BasisView(tangent, basis, rounded, coarse=coarse, reads=reads) for tangent, basis in pairs]
-            self.in_bases = bases, found
-            self.tangents.clear()
-        of, found = self.in_bases
-        assert of is bases, "gradients that are cached in other bases"
-        if not self.cached and not self.held:
-            self.in_bases = None
-        return list(found) if self.cached or self.held else found
+        if self.in_bases is not None:
+            of, found = self.in_bases
+            assert of is bases, "gradients that are cached in other bases"
+            return list(found)
+        rounded = products_are_rounded(problem.device)
+        coarse = rounded and problem.gradients_are_half
+        pairs = zip(self.tangents, bases, strict=True)
+        found = [BasisView(tangent, basis, rounded, coarse=coarse, reads=reads) for tangent, basis in pairs]
+        self.tangents.clear()
+        if not self.kept:
+            return found
+        self.in_bases = bases, found
+        return list(found)
 
 
 class LayerGradients:
@@ -222,14 +221,14 @@ class LayerGradients:
 
         size = batch_size(inputs, "this batch")
         step = self.chunk_size(count, size)
-        held = self._holds(step, count)
-        previous: list[LayerChunk] = []  # the one before, if it is held
+        # A CPU is slow to get freed memory again: if there is enough, it holds a chunk until the next one is there.
+        need = 2 * step * self.sizes.example(count) * CHUNK_WORKSPACE
+        free = UNFRAGMENTED * self.problem.budget.limit - self.in_use
+        holds, held = self.problem.device.type == "cpu" and need <= free, list[LayerChunk]()
         for _, chunk in self._chunks.of(size, step, pull):
-            previous.clear()
-            chunk.held = held
+            chunk.kept = holds
+            held[:] = [chunk] if holds else []
             yield chunk
-            if held:
-                previous.append(chunk)
             del chunk  # the next one needs the memory
 
     @contextmanager
@@ -273,18 +272,11 @@ class LayerGradients:
         each = max(sizes.example(cotangents), 1.0)
         usual = float(CHUNK_BYTES["cuda"])
         if problem.device.type != "cuda":
-            parts = CHUNKS_PER_SMALL_BATCH if sizes.small(batch, cotangents) else CHUNKS_PER_BATCH
-            usual = min(CHUNK_BYTES["cpu"], max(LEAST_BYTES, math.ceil(batch / parts) * each))
+            usual = min(CHUNK_BYTES["cpu"], max(LEAST_BYTES, math.ceil(batch / CHUNKS_PER_BATCH) * each))
         most = min(max(usual, LEAST_EXAMPLES * each), 4 * usual)
         free = max(UNFRAGMENTED * limit - self.in_use, LEAST_CHUNK_SHARE * limit) / CHUNK_WORKSPACE
         by_workspace = WORKSPACE_SHARE * limit // max(cotangents * sizes.workspace, 1)
         return max(1, int(min(min(most, CHUNK_SHARE * limit, free) // each, by_workspace)))
-
-    def _holds(self, examples: int, cotangents: int) -> bool:
-        """Whether to hold a chunk until the next one is there: a CPU is slow to get memory again that was freed."""
-        problem = self.problem
-        need = 2 * examples * self.sizes.example(cotangents) * CHUNK_WORKSPACE
-        return problem.device.type == "cpu" and need <= UNFRAGMENTED * problem.budget.limit - self.in_use
 
     def capture(self, inputs: Inputs) -> Capture:
         """The capture, verified on these inputs if not yet verified."""
@@ -324,8 +316,8 @@ class LayerGradients:
                 continue
             inputs = batch.inputs if step == 1 else take(batch.inputs, slice(0, None, step))
             for chunk in self.of(inputs, cotangents, count, batch.start, step):
-                chunk.cached = caches
                 if caches:
+                    chunk.kept = True
                     found.append(chunk)
                 yield chunk
                 del chunk  # the next one needs the memory
@@ -418,9 +410,6 @@ class Features(Protocol):
 
     def weights(self) -> Tensor:
         """The network's weights in the coordinates of the features, (r,)."""
-
-    def prescale(self, ridge: float | None) -> Tensor:
-        """(r,) scales to divide features by, so that single precision is enough; ones if not known."""
 
     @property
     def orthonormal(self) -> bool:

@@ -23,8 +23,7 @@ from whence.runtime.processes import ALONE, Distributed, ProcessGroup
 T = TypeVar("T")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-Precision = Literal["float32", "tf32", "fp16"]
-"""Precision of the products in approximate structures."""
+Precision = Literal["float32", "tf32", "fp16"]  # precision of the products in approximate structures
 
 
 def asks_back(decorated: Decorated) -> Decorated:
@@ -188,8 +187,7 @@ class Chunks:
             low = where.stop
 
 
-State = Mapping[str, Tensor]
-"""Tensors by name, to which a pass adds in place."""
+State = Mapping[str, Tensor]  # tensors by name, to which a pass adds in place
 
 
 class CheckpointWriter(Protocol):
