@@ -92,7 +92,6 @@ UNFRAGMENTED = 0.7  # share of a tight budget that tensors may fill, as the heap
 WORKSPACE_SHARE = 0.4  # share of the budget for gradient matrices formed from a chunk
 CACHE_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}  # gradients are cached if twice their size is at most this
 CACHE_SHARE = 0.3  # largest share of the memory budget for cached rows of features
-PIECE_NUMBERS = 2**22  # numbers in rows of features that are cached as one tensor
 FEW_NUMBERS = 512  # up to this many activations and gradients an example, one thread is faster
 FEW_BYTES = 32 * 2**20  # the same, in bytes of all examples
 TOGETHER = 8  # least number of examples of a batch to run at once, when only some are used
@@ -502,20 +501,15 @@ class TrainingRows:
         return self._mapped[where.start - first : where.stop - first]
 
     def _computed(self, label: str, state: State | None, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """As `read`, from the training data. Rows to be cached are joined: products of few rows are slow."""
-        problem, pieces, checked = self.problem, list[Tensor](), list[tuple[int, Tensor]]()
-        keeps = self.in_memory or self._mapped is not None
-        for batch in problem.read(label, state, given):
-            for part, rows in self.features.rows(batch.inputs, problem.k):
-                checked.append((batch.start + part.start, finite_examples(rows)))
+        """As `read`, from the training data."""
+        checked: list[tuple[int, Tensor]] = []
+        for batch in self.problem.read(label, state, given):
+            for part, rows in self.features.rows(batch.inputs, self.problem.k):
+                where = slice(batch.start + part.start, batch.start + part.stop)
+                checked.append((where.start, finite_examples(rows)))
                 if not rows.is_cuda:  # checking each would make a GPU wait
                     check_gradients(checked)
-                pieces.append(rows)
-                if not keeps or part.stop == batch.size or sum(one.numel() for one in pieces) >= PIECE_NUMBERS:
-                    stop = batch.start + part.stop
-                    joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-                    pieces.clear()
-                    yield slice(stop - len(joined), stop), joined
+                yield where, rows
         check_gradients(checked)
 
     def bring_together(self) -> None:
