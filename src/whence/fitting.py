@@ -309,9 +309,10 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
     by_loo = ridge is None and problem.hessian_roots is not None
     structure, why = options.structure.resolve(problem, ridge)
     _announce(problem, structure, by_loo)
+    problem = replace(problem, precision=options.execution.precision if structure.tf32 else "float32")
     members = None if options.groups is None else Groups.of(options.groups, problem)
     loo = LeaveOneOut(problem, options.policy, options.recenter, options.loo, members)
-    problem = replace(problem, folds=loo.folds, precision=options.execution.precision if structure.tf32 else "float32")
+    problem = replace(problem, folds=loo.folds)
     with rounded_products(True if problem.precision != "float32" else None):
         if by_loo:
             bread = fit_at_best(structure, problem, loo.meat_roots)
