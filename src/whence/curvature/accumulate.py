@@ -232,10 +232,7 @@ class LayerGradients:
 
     @contextmanager
     def cached(self) -> Iterator[None]:
-        """Context that caches the gradients of a small training set, for passes with the same cotangents.
-
-        Uses one thread if examples are so small that several threads would mostly wait for each other.
-        """
+        """Context that caches the gradients of a small training set, for passes with the same cotangents."""
         problem, passes = self.problem, self.problem.passes
         allowed = problem.n <= (problem.chunk_size or problem.n)  # chunk_size limits what is held
         allowed = allowed and problem.sketch is None and not passes.shared and passes.checkpoint is None
@@ -248,7 +245,7 @@ class LayerGradients:
             self._cache = None
 
     def few_threads(self, examples: int, cotangents: int) -> AbstractContextManager[None]:
-        """Context with one thread, if a CPU works on few, small examples."""
+        """Context with one thread, if a CPU works on few, small examples: several would mostly wait for each other."""
         return one_thread(self.problem.device.type == "cpu" and self.sizes.small(examples, cotangents))
 
     def identity(self, outputs: int | None = None) -> ConstantCotangents:
@@ -439,10 +436,7 @@ def groups_within_memory(index: Tensor, problem: Linearization, numbers_each: fl
 
 
 class TrainingRows:
-    """The features of all training examples, as often as they are needed.
-
-    Kept in memory if they fit, else on disk if a folder was given, else recomputed.
-    """
+    """Features of all training examples: in memory if they fit, else on disk if a folder was given, else recomputed."""
 
     def __init__(self, problem: Linearization, features: Features) -> None:
         self.problem = problem
@@ -584,10 +578,7 @@ def finite_examples(rows: Tensor) -> Tensor:
 
 
 def check_gradients(checked: list[tuple[int, Tensor]]) -> None:
-    """Raise if the features of an example are not finite; entries are (number of the first example, finite (n,)).
-
-    The list is empty afterwards.
-    """
+    """Empty a list of (number of the first example, finite (n,)); raise if the features of one are not finite."""
     if checked and not bool(torch.cat([finite for _, finite in checked]).all()):
         start, wrong = next((start, ~finite) for start, finite in checked if not bool(finite.all()))
         raise gradients_not_finite(f"for training example {start + int(wrong.int().argmax())}")

@@ -141,13 +141,7 @@ class FittedLeaves(FittedPrimal):
 
     @classmethod
     def of(
-        cls,
-        rows: TrainingRows,
-        whiten: Whitening,
-        step: Tensor,
-        ridge: float,
-        path: RidgePath | None = None,
-        with_curvature: bool = False,
+        cls, rows: TrainingRows, whiten: Whitening, step: Tensor, ridge: float, path: RidgePath | None = None
     ) -> FittedPrimal:
         """Add o / (lambda + o + f) to the leverages, for a squared length o outside the directions.
 
@@ -169,7 +163,7 @@ class FittedLeaves(FittedPrimal):
         others = (curved * met - curvature.square()).sum() / curvature.sum().clamp_min(torch.finfo(met.dtype).tiny)
         share = outside / (ridge + curvature + others.clamp_min(0.0))
         most = whole / (ridge + curved * whole)
-        found = super().of(rows, whiten, step, ridge, path, with_curvature)
+        found = super().of(rows, whiten, step, ridge, path)
         diagonal = found.leverage_blocks.diagonal(dim1=1, dim2=2)
         diagonal.copy_(torch.maximum(diagonal, torch.minimum(diagonal + share, most)))
         return found

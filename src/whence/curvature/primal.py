@@ -277,13 +277,12 @@ def feature_curvature(rows: TrainingRows) -> tuple[Tensor, Tensor]:
     return mirror(curvature), score
 
 
-def leverages(
-    rows: TrainingRows, whiten: Whitening, step: Tensor, with_curvature: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Leverage blocks Q_i = y_i y_i^T, the Newton step's change z_i Delta, and optionally sum_i y_i^T L_i y_i."""
+def leverages(rows: TrainingRows, whiten: Whitening, step: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Leverage blocks Q_i = y_i y_i^T, the Newton step's change z_i Delta, and sum_i y_i^T L_i y_i unless L_i = I."""
     problem = rows.problem
     blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
-    change, curvature = torch.zeros_like(problem.outputs), torch.zeros_like(whiten.inverse) if with_curvature else None
+    change = torch.zeros_like(problem.outputs)
+    curvature = None if problem.hessian_roots is None else torch.zeros_like(whiten.inverse)
     state = {"leverage_blocks": blocks, "change": change, **({} if curvature is None else {"curvature": curvature})}
     for where, some in rows.read("leverage", state, [whiten.scale, whiten.inverse, step]):
         white = whiten(some)
@@ -347,14 +346,11 @@ class FittedPrimal(FittedCurvature):
     whiten: Whitening  # the factored inverse of F_lam
     step: Tensor  # (r,) the Newton step along the features
     change: Tensor  # (n, k) its change of the outputs
-    white_curvature: Tensor | None = None  # (r, r) F in whitened coordinates, if computed; not saved
+    white_curvature: Tensor | None = None  # (r, r) F in whitened coordinates, unless L = I; not saved
 
     @classmethod
     def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedPrimal:
-        """Sum the curvature in one pass, factor it, and compute the leverage blocks in another.
-
-        If `ridge` is `None`, it is chosen by leave-one-out.
-        """
+        """Sum the curvature, choose the ridge by leave-one-out if it is `None`, factor, and compute the leverages."""
         rows, path = TrainingRows(problem, features), None
         curvature, score = feature_curvature(rows)
         if ridge is None:
@@ -365,20 +361,14 @@ class FittedPrimal(FittedCurvature):
         problem.passes.process_group.broadcast([whiten.scale, whiten.inverse], 0, "curvature")
         downhill = (score - ridge * features.weights()) / whiten.scale
         step = (whiten.inverse.T @ (whiten.inverse @ downhill).to(problem.dtype)) / whiten.scale
-        return cls.of(rows, whiten, step, ridge, path, with_curvature=problem.hessian_roots is not None)
+        return cls.of(rows, whiten, step, ridge, path)
 
     @classmethod
     def of(
-        cls,
-        rows: TrainingRows,
-        whiten: Whitening,
-        step: Tensor,
-        ridge: float,
-        path: RidgePath | None = None,
-        with_curvature: bool = False,
+        cls, rows: TrainingRows, whiten: Whitening, step: Tensor, ridge: float, path: RidgePath | None = None
     ) -> FittedPrimal:
         """Compute the leverage blocks from a factored curvature."""
-        leverage_blocks, change, white_curvature = leverages(rows, whiten, step, with_curvature)
+        leverage_blocks, change, white_curvature = leverages(rows, whiten, step)
         return cls(
             problem=rows.problem,
             ridge=ridge,

@@ -299,11 +299,7 @@ def partial_data_error() -> LoaderError:
 class Progress:
     """Shows `label: done/total, time left` on one line of a terminal, once a task has taken over a second.
 
-    Elsewhere (a log file, a pipe) a line is written at most every ten seconds.
-
-    Args:
-        enabled: `False` shows nothing.
-        stream: where to write; standard error by default.
+    Elsewhere (a log file, a pipe) a line is written at most every ten seconds. By default this is standard error.
     """
 
     def __init__(self, enabled: bool = True, stream: TextIO | None = None) -> None:
