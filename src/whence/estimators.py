@@ -92,13 +92,17 @@ def leave_one_out(
         leverage = torch.diagonal(hats, dim1=1, dim2=2)
     else:  # a root with fewer columns than outputs: the diagonal of L Q, which has the same sum
         leverage = (roots * (leverage_blocks @ roots)).sum(2)
-    roots, values = hat_roots(hats, roots)
-    coordinates = _times(roots.mT, _times(leverage_blocks, residuals))
-    inflation, small = rule.inflation(values), values < 1e-12
-    hec2, hec3 = (
-        residuals + _times(roots, coordinates * torch.where(small, slope, (one - 1.0) / values.clamp_min(1e-300)))
-        for slope, one in ((0.5, inflation.sqrt()), (1.0, inflation))
-    )
+    if residuals.shape[1] == hats.shape[1] == 1:  # calls take longer than numbers here
+        values, inflation = leverage, rule.inflation(leverage.clamp_min(0.0))
+        hec2, hec3 = residuals * inflation.sqrt(), residuals * inflation
+    else:
+        roots, values = hat_roots(hats, roots)
+        coordinates = _times(roots.mT, _times(leverage_blocks, residuals))
+        inflation, small = rule.inflation(values), values < 1e-12
+        hec2, hec3 = (
+            residuals + _times(roots, coordinates * torch.where(small, slope, (one - 1.0) / values.clamp_min(1e-300)))
+            for slope, one in ((0.5, inflation.sqrt()), (1.0, inflation))
+        )
     return AdjustedResiduals(hec2, hec3, rule.leverage(leverage), int((values >= rule.limit).any(1).sum()))
 
 
