@@ -149,15 +149,11 @@ def count_examples(batches: Batches) -> tuple[int, int]:
     return sum(sizes), max(sizes)
 
 
-PRODUCT = 384
-"""Size of the matrices whose products and eigenvectors are timed."""
+PRODUCT = 384  # size of the matrices whose products and eigenvectors are timed
 
 
 def measure_unit_seconds(problem: Linearization, stream: LayerGradients | None, inputs: Inputs, read: float) -> Work:
-    """Seconds for one unit of each kind of work: run a few examples, and a few matrix products.
-
-    Layers are not measured if the network has none, as for trees.
-    """
+    """Seconds for one unit of each kind of work, from a few examples and matrix products; no layers for trees."""
     few = take(inputs, slice(0, SAMPLE))
     size = batch_size(few, "this batch")
     k, jacobian = problem.k, problem.jacobian()

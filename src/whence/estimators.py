@@ -26,7 +26,7 @@ from torch import Tensor
 
 from whence.curvature import FittedCurvature, Meats
 from whence.curvature.base import Groups, times_hessian
-from whence.data.targets import Positions, block_diagonal, diagonal_blocks
+from whence.data.targets import block_diagonal, diagonal_blocks
 from whence.errors import InputError
 from whence.jacobian.linearization import Folds, Linearization
 from whence.likelihoods import Noise
@@ -35,6 +35,7 @@ from whence.linalg import eigh
 ESTIMATORS = ("ho", "hec0", "hec1", "hec2", "hec3", "jackknife", "laplace")
 
 Policy = Literal["exact", "one_plus_q", "clip"]
+Unit = Literal["example", "position", "output"]
 
 CLIP = 1e-4  # the paper clips leverages to 1 - 1e-4 when the curvature is approximate
 NEAR_ONE = 1e-6  # leverages this close to one are reported: the example determines its own prediction
@@ -86,25 +87,21 @@ def leave_one_out(
 
     For residuals e (n, k), leverage blocks Q (n, k, k) and roots R (n, k, q), `None` for the identity.
     """
-    rule = POLICIES[policy]
-    hats = hat_blocks(leverage_blocks, roots)
+    rule, hats = POLICIES[policy], hat_blocks(leverage_blocks, roots)
     if roots is None or roots.shape == leverage_blocks.shape:
         leverage = torch.diagonal(hats, dim1=1, dim2=2)
     else:  # a root with fewer columns than outputs: the diagonal of L Q, which has the same sum
         leverage = (roots * (leverage_blocks @ roots)).sum(2)
-    if residuals.shape[1] == hats.shape[1] == 1:
-        values = leverage
-        inflation = rule.inflation(leverage.clamp_min(0.0))
+    if residuals.shape[1] == hats.shape[1] == 1:  # calls take longer than numbers here
+        values, inflation = leverage, rule.inflation(leverage.clamp_min(0.0))
         hec2, hec3 = residuals * inflation.sqrt(), residuals * inflation
     else:
         roots, values = hat_roots(hats, roots)
         coordinates = _times(roots.mT, _times(leverage_blocks, residuals))
-        inflation = rule.inflation(values)
-        factors = ((one - 1.0) / values.clamp_min(1e-300) for one in (inflation.sqrt(), inflation))
-        small = values < 1e-12
+        inflation, small = rule.inflation(values), values < 1e-12
         hec2, hec3 = (
-            residuals + _times(roots, coordinates * torch.where(small, slope, factor))
-            for slope, factor in zip((0.5, 1.0), factors, strict=True)
+            residuals + _times(roots, coordinates * torch.where(small, slope, (one - 1.0) / values.clamp_min(1e-300)))
+            for slope, one in ((0.5, inflation.sqrt()), (1.0, inflation))
         )
     return AdjustedResiduals(hec2, hec3, rule.leverage(leverage), int((values >= rule.limit).any(1).sum()))
 
@@ -151,49 +148,45 @@ def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
 class LeaveOneOut:
     """The units that are left out of a fit, one after the other: examples, outputs, positions or groups."""
 
-    network_residuals: Tensor  # (n, k) residuals of the network, multiplied by the sample weights
-    hessian_roots: Tensor | None  # (n, k, q) roots of the loss's Hessian in the outputs; `None` for the identity
+    problem: Linearization  # with the network's residuals, and roots of the loss's Hessians in the outputs
     policy: Policy  # how to use leverages
     recenter: bool  # use the residuals at the optimum of the linearized model
-    by_output: bool  # leave out single outputs instead of whole examples
+    unit: Unit = "example"  # leave out whole examples, or their positions or outputs one by one
     groups: Groups | None = None  # leave out whole groups instead of single examples
-    units: Positions | None = None  # leave out these positions of examples, one by one, instead of whole examples
 
     @property
     def width(self) -> int | None:
         """How many outputs of an example are left out at once; `None` for all of them."""
-        return self.units.width if self.units is not None else 1 if self.by_output else None
+        return {"example": None, "position": self.problem.width, "output": 1}[self.unit]
 
     @property
     def folds(self) -> Folds:
         """The same units as folds, for choosing a ridge."""
-        return Folds(width=self.width) if self.groups is None else Folds(self.groups.index)
+        return Folds(None if self.groups is None else self.groups.index, self.width)
 
     @property
     def unit_name(self) -> str:
         """The name of a unit, in words."""
         if self.groups is not None:
             return "groups"
-        return "positions" if self.units is not None else "outputs" if self.by_output else "training examples"
+        return "training examples" if self.unit == "example" else f"{self.unit}s"
 
-    def deletions(self, problem: Linearization) -> int:
+    @property
+    def deletions(self) -> int:
         """Number of units that are left out; those of weight zero do not count."""
         if self.groups is not None:
             return self.groups.counted
+        problem = self.problem
         return problem.counted if self.width is None else problem.counted_units * problem.width // self.width
 
     def residuals(self, rows: slice, change: Tensor) -> Tensor:
         """(n, k) e - L c with the Newton step's change c of the outputs if `recenter`, else e."""
-        given = self.network_residuals[rows]
-        return given - self.hessian_times(rows, change) if self.recenter else given
-
-    def hessian_times(self, rows: slice, change: Tensor) -> Tensor:
-        """L_i c_i (n, k): how much residuals shrink, to first order, if outputs change by c."""
-        return times_hessian(change, self.hessian_roots, rows)
+        given = self.problem.residuals[rows]
+        return given - times_hessian(change, self.problem.hessian_roots, rows) if self.recenter else given
 
     def adjust(self, residuals: Tensor, leverage_blocks: Tensor, roots: Tensor | None) -> AdjustedResiduals:
         """Leave-one-out residuals from residuals (n, k), leverage blocks (n, k, k) and roots (n, k, q)."""
-        folds = Folds(width=self.width)
+        folds = self.folds
         inner = None if roots is None else folds.blocks(roots)
         found = leave_one_out(folds.parts(residuals), folds.blocks(leverage_blocks), inner, self.policy)
         hec2, hec3, leverage = (one.reshape(residuals.shape) for one in (found.hec2, found.hec3, found.leverage))
@@ -201,9 +194,9 @@ class LeaveOneOut:
 
     def meat_roots(self, rows: slice, leverage_blocks: Tensor, change: Tensor) -> Mapping[str, Tensor]:
         """W (n, k, q) of HeC0, HeC2 and HeC3 for some examples, from their leverage blocks and the Newton change."""
-        residuals = self.residuals(rows, change)
-        roots = None if self.hessian_roots is None else self.hessian_roots[rows]
-        return self.roots_from(residuals, self.adjust(residuals, leverage_blocks, roots))
+        residuals, roots = self.residuals(rows, change), self.problem.hessian_roots
+        adjusted = self.adjust(residuals, leverage_blocks, None if roots is None else roots[rows])
+        return self.roots_from(residuals, adjusted)
 
     def roots_from(self, residuals: Tensor, adjusted: AdjustedResiduals) -> dict[str, Tensor]:
         """W (n, k, q) of HeC0, HeC2 and HeC3."""
@@ -232,15 +225,15 @@ def assemble(
     """
     step = bread.newton_step(with_direction=loo.recenter)
     residuals = loo.residuals(slice(0, problem.n), step.change)
-    adjusted = loo.adjust(residuals, bread.leverage_blocks, loo.hessian_roots)
+    adjusted = loo.adjust(residuals, bread.leverage_blocks, problem.hessian_roots)
     if loo.groups is not None:
         blocks = bread.group_leverage_blocks(loo.groups)
-        adjusted = leave_groups_out(residuals, adjusted, loo.hessian_roots, loo.policy, blocks)
+        adjusted = leave_groups_out(residuals, adjusted, problem.hessian_roots, loo.policy, blocks)
     noise = problem.noise(residuals, bread.degrees_of_freedom if unbiased else None)
     _check_range(problem, bread, adjusted, noise)
     roots = {"ho": noise.roots, **loo.roots_from(residuals, adjusted)}
     some = roots if only is None else {only: roots[only]}
-    meats = Meats(some, adjusted.hec3, loo.deletions(problem), loo.groups)
+    meats = Meats(some, adjusted.hec3, loo.deletions, loo.groups)
     found = {"bread": bread, "step": step, "adjusted": adjusted, "meats": meats, "sandwich": bread.sandwich(meats)}
     return {**found, "sigma": noise.covariance, "noise_scale": noise.scale}
 

@@ -16,14 +16,14 @@ from torch import nn
 
 from whence.curvature import Groups, Structure
 from whence.curvature.accumulate import LayerGradients
-from whence.curvature.base import NO_GROUPS, AdditiveStructure
+from whence.curvature.base import NO_GROUPS, AdditiveStructure, times_hessian
 from whence.curvature.cost import measure_sizes, step_seconds, usual_seconds
 from whence.curvature.plan import require_plan
 from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ, length
 from whence.data.targets import example_fingerprints
 from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
-from whence.estimators import LeaveOneOut, Policy, assemble, hc1_factor
+from whence.estimators import LeaveOneOut, Policy, Unit, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, default_columns, linearize, with_less_memory
@@ -111,7 +111,7 @@ class FitOptions:
     ridge: float | Literal["auto", "loo"]  # lambda, or how it is chosen
     recenter: bool
     noise: str
-    loo: str
+    loo: Unit
     groups: Any  # labels of this process's training examples
     leverage: Literal["auto"] | Policy
     columns: int | None  # of the loss's Hessian to use; 0 to decide by the number of outputs, `None` for all
@@ -309,16 +309,10 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
     by_loo = ridge is None and problem.hessian_roots is not None
     structure, why = options.structure.resolve(problem, ridge)
     _announce(problem, structure, by_loo)
-    loo = LeaveOneOut(
-        problem.residuals,
-        problem.hessian_roots,
-        options.policy,
-        options.recenter,
-        options.loo == "output",
-        None if options.groups is None else Groups.of(options.groups, problem),
-        problem.units if options.loo == "position" else None,
-    )
-    problem = replace(problem, folds=loo.folds, precision=options.execution.precision if structure.tf32 else "float32")
+    problem = replace(problem, precision=options.execution.precision if structure.tf32 else "float32")
+    members = None if options.groups is None else Groups.of(options.groups, problem)
+    loo = LeaveOneOut(problem, options.policy, options.recenter, options.loo, members)
+    problem = replace(problem, folds=loo.folds)
     with rounded_products(True if problem.precision != "float32" else None):
         if by_loo:
             bread = fit_at_best(structure, problem, loo.meat_roots)
@@ -389,7 +383,7 @@ def _diagnose(tracer: Tracer, source: str) -> list[Finding]:
     problem, bread, loo, step, adjusted = tracer.problem, tracer.bread, tracer.loo, tracer.step, tracer.adjusted
     numbers = problem.numbers
     scale = float(problem.isometric(problem.residuals).square().mean().sqrt())
-    lost = loo.hessian_times(slice(0, problem.n), step.change)
+    lost = times_hessian(step.change, problem.hessian_roots)
     moved = float(problem.isometric(lost).square().mean().sqrt()) / scale if scale > 0 else 0.0
     freedom = bread.degrees_of_freedom
     undetermined = loo.policy == "exact" and adjusted.guarded > 0
@@ -399,7 +393,7 @@ def _diagnose(tracer: Tracer, source: str) -> list[Finding]:
     lost_words = "; without them their predictions are not determined, and HeC3 is rounding error: raise ridge"
     step_words = "size of the step to the optimum of the linearized model, over the size of the weights"
     change_words = "how far that step would move the training residuals, over their size (root mean squares)"
-    guarded = f"{loo.unit_name} at the guard, of {loo.deletions(problem)}{lost_words * undetermined}"
+    guarded = f"{loo.unit_name} at the guard, of {loo.deletions}{lost_words * undetermined}"
     largest = float(adjusted.leverage.max())
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {', '.join(names[:6])}{more}"),

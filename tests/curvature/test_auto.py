@@ -12,7 +12,7 @@ import whence
 from doubles import batches, fit, inputs_and_targets, mlp
 from structures import assert_alike
 from whence.curvature.core import Core
-from whence.curvature.exact import OPERATIONS, Auto, Exact, choose
+from whence.curvature.exact import OPERATIONS, Auto, Exact
 
 GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]
 LITTLE = 10_000
@@ -50,29 +50,28 @@ def test_exact_where_it_fits(data: Any, road: Any) -> None:
 
 def test_operations_are_counted_by_hand() -> None:
     """Both roads multiply tall matrices and factor square ones: s^2 (n k + d) with s the side of the square."""
-    structure, why = choose(10_000, 300, lambda road: 1e6, 1e9, OPERATIONS["cpu"])
+    either: dict[Any, float] = {"primal": 1e6, "dual": 1e6}
+    structure, why = Auto().choose(10_000, 300, either, 1e9, "cpu")
     assert structure == Exact("primal")
     assert why == f"primal road: 976.6 KiB, {300**2 * 10_300:.0e} operations"
-    structure, why = choose(300, 10_000, lambda road: 1e6, 1e9, OPERATIONS["cpu"])
+    structure, why = Auto().choose(300, 10_000, either, 1e9, "cpu")
     assert structure == Exact("dual")
     assert why == f"dual road: 976.6 KiB, {300**2 * 10_300:.0e} operations"
 
 
 def test_the_other_road_where_only_that_fits() -> None:
-    structure, why = choose(300, 5_000, lambda road: 1e12 if road == "dual" else 1e3, 1e9, OPERATIONS["cpu"])
+    structure, why = Auto().choose(300, 5_000, {"primal": 1e3, "dual": 1e12}, 1e9, "cpu")
     assert structure == Exact("primal")
     assert OPERATIONS["cpu"] > 5_000**2 * 5_300
     assert why == f"primal road: 1000 B, {5_000**2 * 5_300:.0e} operations"
-    assert choose(300, 5_000, lambda road: 1e3, 1e9, OPERATIONS["cpu"], dual=False)[0] == Exact("primal")
+    assert Auto().choose(300, 5_000, {"primal": 1e3}, 1e9, "cpu")[0] == Exact("primal")
 
 
 def test_the_core_where_it_would_take_too_long() -> None:
-    def few(road: str) -> float:
-        return 1.0
-
-    assert isinstance(choose(100_000, 20_000, few, 1e9, OPERATIONS["cpu"])[0], Core)  # 4.8e13 operations
-    assert choose(100_000, 20_000, few, 1e9, OPERATIONS["cuda"])[0] == Exact("primal")
-    structure, why = choose(100_000, 200_000, few, 1e9, OPERATIONS["cpu"])
+    little: dict[Any, float] = {"primal": 1.0, "dual": 1.0}
+    assert isinstance(Auto().choose(100_000, 20_000, little, 1e9, "cpu")[0], Core)  # 4.8e13 operations
+    assert Auto().choose(100_000, 20_000, little, 1e9, "cuda")[0] == Exact("primal")
+    structure, why = Auto().choose(100_000, 200_000, little, 1e9, "cpu")
     assert isinstance(structure, Core)
     assert why == "exact would take 1 B and 3e+15 operations (dual road)"
 

@@ -83,7 +83,6 @@ Accumulated = TypeVar("Accumulated", bound=Accumulator)
 
 CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}  # most bytes of a chunk's activations and output gradients
 CHUNKS_PER_BATCH = 3  # at least, on a CPU: the results of a chunk are larger than the chunk
-CHUNKS_PER_SMALL_BATCH = 4  # if examples are small and few, as their gradients are cached too
 LEAST_BYTES = 12 * 2**20  # no chunk is made smaller than this by CHUNKS_PER_BATCH
 LEAST_EXAMPLES = 8  # in a chunk, if they take at most 4 CHUNK_BYTES: products of few rows are slow
 CHUNK_SHARE = 0.18  # largest share of the memory budget for a chunk
@@ -93,7 +92,6 @@ UNFRAGMENTED = 0.7  # share of a tight budget that tensors may fill, as the heap
 WORKSPACE_SHARE = 0.4  # share of the budget for gradient matrices formed from a chunk
 CACHE_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}  # gradients are cached if twice their size is at most this
 CACHE_SHARE = 0.3  # largest share of the memory budget for cached rows of features
-PIECE_NUMBERS = 2**22  # numbers in rows of features that are cached as one tensor
 FEW_NUMBERS = 512  # up to this many activations and gradients an example, one thread is faster
 FEW_BYTES = 32 * 2**20  # the same, in bytes of all examples
 TOGETHER = 8  # least number of examples of a batch to run at once, when only some are used
@@ -133,29 +131,29 @@ class LayerChunk:
     where: slice
     tangents: list[Tangent]
     outputs: Tensor  # (n, k)
-    cached: bool = False
-    held: bool = False  # until the next chunk is there
+    kept: bool = False  # whether it is cached, or held until the next chunk is there
     in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
 
     def views(self, bases: Sequence[Basis] | None, problem: Linearization, reads: int = 1) -> list[BasisView]:
-        """Every block in its basis, to be read `reads` times. A chunk that is not cached drops its gradients."""
+        """Every block in its basis, to be read `reads` times. A chunk that is not kept drops its gradients."""
         if bases is None:
             found = [BasisView(tangent, Basis(tangent.block)) for tangent in self.tangents]
-            if not self.cached:
+            if not self.kept:
                 self.tangents.clear()
             return found
-        if self.in_bases is None:
-            rounded = products_are_rounded(problem.device)
-            coarse = rounded and problem.gradients_are_half
-            pairs = zip(self.tangents, bases, strict=True)
-            found = [BasisView(tangent, basis, rounded, coarse=coarse, reads=reads) for tangent, basis in pairs]
-            self.in_bases = bases, found
-            self.tangents.clear()
-        of, found = self.in_bases
-        assert of is bases, "gradients that are cached in other bases"
-        if not self.cached and not self.held:
-            self.in_bases = None
-        return list(found) if self.cached or self.held else found
+        if self.in_bases is not None:
+            of, found = self.in_bases
+            assert of is bases, "gradients that are cached in other bases"
+            return list(found)
+        rounded = products_are_rounded(problem.device)
+        coarse = rounded and problem.gradients_are_half
+        pairs = zip(self.tangents, bases, strict=True)
+        found = [BasisView(tangent, basis, rounded, coarse=coarse, reads=reads) for tangent, basis in pairs]
+        self.tangents.clear()
+        if not self.kept:
+            return found
+        self.in_bases = bases, found
+        return list(found)
 
 
 class LayerGradients:
@@ -222,22 +220,19 @@ class LayerGradients:
 
         size = batch_size(inputs, "this batch")
         step = self.chunk_size(count, size)
-        held = self._holds(step, count)
-        previous: list[LayerChunk] = []  # the one before, if it is held
+        # A CPU is slow to get freed memory again: if there is enough, it holds a chunk until the next one is there.
+        need = 2 * step * self.sizes.example(count) * CHUNK_WORKSPACE
+        free = UNFRAGMENTED * self.problem.budget.limit - self.in_use
+        holds, held = self.problem.device.type == "cpu" and need <= free, list[LayerChunk]()
         for _, chunk in self._chunks.of(size, step, pull):
-            previous.clear()
-            chunk.held = held
+            chunk.kept = holds
+            held[:] = [chunk] if holds else []
             yield chunk
-            if held:
-                previous.append(chunk)
             del chunk  # the next one needs the memory
 
     @contextmanager
     def cached(self) -> Iterator[None]:
-        """Context that caches the gradients of a small training set, for passes with the same cotangents.
-
-        Uses one thread if examples are so small that several threads would mostly wait for each other.
-        """
+        """Context that caches the gradients of a small training set, for passes with the same cotangents."""
         problem, passes = self.problem, self.problem.passes
         allowed = problem.n <= (problem.chunk_size or problem.n)  # chunk_size limits what is held
         allowed = allowed and problem.sketch is None and not passes.shared and passes.checkpoint is None
@@ -250,7 +245,7 @@ class LayerGradients:
             self._cache = None
 
     def few_threads(self, examples: int, cotangents: int) -> AbstractContextManager[None]:
-        """Context with one thread, if a CPU works on few, small examples."""
+        """Context with one thread, if a CPU works on few, small examples: several would mostly wait for each other."""
         return one_thread(self.problem.device.type == "cpu" and self.sizes.small(examples, cotangents))
 
     def identity(self, outputs: int | None = None) -> ConstantCotangents:
@@ -273,18 +268,11 @@ class LayerGradients:
         each = max(sizes.example(cotangents), 1.0)
         usual = float(CHUNK_BYTES["cuda"])
         if problem.device.type != "cuda":
-            parts = CHUNKS_PER_SMALL_BATCH if sizes.small(batch, cotangents) else CHUNKS_PER_BATCH
-            usual = min(CHUNK_BYTES["cpu"], max(LEAST_BYTES, math.ceil(batch / parts) * each))
+            usual = min(CHUNK_BYTES["cpu"], max(LEAST_BYTES, math.ceil(batch / CHUNKS_PER_BATCH) * each))
         most = min(max(usual, LEAST_EXAMPLES * each), 4 * usual)
         free = max(UNFRAGMENTED * limit - self.in_use, LEAST_CHUNK_SHARE * limit) / CHUNK_WORKSPACE
         by_workspace = WORKSPACE_SHARE * limit // max(cotangents * sizes.workspace, 1)
         return max(1, int(min(min(most, CHUNK_SHARE * limit, free) // each, by_workspace)))
-
-    def _holds(self, examples: int, cotangents: int) -> bool:
-        """Whether to hold a chunk until the next one is there: a CPU is slow to get memory again that was freed."""
-        problem = self.problem
-        need = 2 * examples * self.sizes.example(cotangents) * CHUNK_WORKSPACE
-        return problem.device.type == "cpu" and need <= UNFRAGMENTED * problem.budget.limit - self.in_use
 
     def capture(self, inputs: Inputs) -> Capture:
         """The capture, verified on these inputs if not yet verified."""
@@ -324,8 +312,8 @@ class LayerGradients:
                 continue
             inputs = batch.inputs if step == 1 else take(batch.inputs, slice(0, None, step))
             for chunk in self.of(inputs, cotangents, count, batch.start, step):
-                chunk.cached = caches
                 if caches:
+                    chunk.kept = True
                     found.append(chunk)
                 yield chunk
                 del chunk  # the next one needs the memory
@@ -419,9 +407,6 @@ class Features(Protocol):
     def weights(self) -> Tensor:
         """The network's weights in the coordinates of the features, (r,)."""
 
-    def prescale(self, ridge: float | None) -> Tensor:
-        """(r,) scales to divide features by, so that single precision is enough; ones if not known."""
-
     @property
     def orthonormal(self) -> bool:
         """Whether the features are coordinates along orthonormal directions."""
@@ -451,10 +436,7 @@ def groups_within_memory(index: Tensor, problem: Linearization, numbers_each: fl
 
 
 class TrainingRows:
-    """The features of all training examples, as often as they are needed.
-
-    Kept in memory if they fit, else on disk if a folder was given, else recomputed.
-    """
+    """Features of all training examples: in memory if they fit, else on disk if a folder was given, else recomputed."""
 
     def __init__(self, problem: Linearization, features: Features) -> None:
         self.problem = problem
@@ -513,20 +495,15 @@ class TrainingRows:
         return self._mapped[where.start - first : where.stop - first]
 
     def _computed(self, label: str, state: State | None, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """As `read`, from the training data. Rows to be cached are joined: products of few rows are slow."""
-        problem, pieces, checked = self.problem, list[Tensor](), list[tuple[int, Tensor]]()
-        keeps = self.in_memory or self._mapped is not None
-        for batch in problem.read(label, state, given):
-            for part, rows in self.features.rows(batch.inputs, problem.k):
-                checked.append((batch.start + part.start, finite_examples(rows)))
+        """As `read`, from the training data."""
+        checked: list[tuple[int, Tensor]] = []
+        for batch in self.problem.read(label, state, given):
+            for part, rows in self.features.rows(batch.inputs, self.problem.k):
+                where = slice(batch.start + part.start, batch.start + part.stop)
+                checked.append((where.start, finite_examples(rows)))
                 if not rows.is_cuda:  # checking each would make a GPU wait
                     check_gradients(checked)
-                pieces.append(rows)
-                if not keeps or part.stop == batch.size or sum(one.numel() for one in pieces) >= PIECE_NUMBERS:
-                    stop = batch.start + part.stop
-                    joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-                    pieces.clear()
-                    yield slice(stop - len(joined), stop), joined
+                yield where, rows
         check_gradients(checked)
 
     def bring_together(self) -> None:
@@ -601,10 +578,7 @@ def finite_examples(rows: Tensor) -> Tensor:
 
 
 def check_gradients(checked: list[tuple[int, Tensor]]) -> None:
-    """Raise if the features of an example are not finite; entries are (number of the first example, finite (n,)).
-
-    The list is empty afterwards.
-    """
+    """Empty a list of (number of the first example, finite (n,)); raise if the features of one are not finite."""
     if checked and not bool(torch.cat([finite for _, finite in checked]).all()):
         start, wrong = next((start, ~finite) for start, finite in checked if not bool(finite.all()))
         raise gradients_not_finite(f"for training example {start + int(wrong.int().argmax())}")

@@ -263,13 +263,9 @@ class Structure(ABC):
 
     @abstractmethod
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
-        """Fit the curvature.
+        """Fit the curvature at a ridge lambda on the sum scale, or one chosen by leave-one-out if it is `None`.
 
-        Args:
-            problem: the linearized training problem.
-            ridge: lambda on the sum scale, or `None` to choose it by leave-one-out.
-            meat_roots: gives the weights that `sandwich` will need, for structures that sum the meats together with the
-                leverages.
+        `meat_roots` gives the weights that `sandwich` will need, to structures that sum meats and leverages together.
         """
 
 

@@ -70,9 +70,8 @@ class Core(FeatureStructure):
         spectrum = [s.inside for s in fit_spectrum(stream, bases, None, notes, every).curvature]
         chosen, share, r = self._choose(spectrum, problem, ridge)
         trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]
-        sizes = torch.cat([s.reshape(-1)[index] for s, index in zip(spectrum, chosen, strict=True)])
         notes.append(f"core of {r} coordinates, {100 * share:.1f} % of the degrees of freedom EKFAC counts")
-        features = Projected(stream, [one for one, _ in trimmed], [index for _, index in trimmed], sizes, notes)
+        features = Projected(stream, [one for one, _ in trimmed], [index for _, index in trimmed], notes)
         left = setting_aside(problem, primal_bytes(r), f"a core of {r} coordinates", "Lower `size`.")
         return FittedPrimal.fit(left, features, ridge)
 

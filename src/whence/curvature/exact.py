@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -150,19 +150,17 @@ class Auto(Structure):
     name: ClassVar[str] = "auto"
     most: ClassVar[Mapping[str, float]] = OPERATIONS  # operations of an exact fit
     otherwise: ClassVar[Structure] = Core()
+    primal_first: ClassVar[bool] = False  # whether the primal road is preferred to one with fewer operations
     takes_groups: ClassVar[bool] = True  # the exact structure and the core both do
     additive: ClassVar[bool] = True  # the primal road and the core are sums over examples
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
-        """Exact, by the road with fewer operations, if it fits in memory; else the core."""
-        return choose(
-            problem.n * problem.k,
-            problem.selection.size,
-            lambda road: memory_needed(problem, road),
-            problem.budget.limit,
-            self.most["cuda" if problem.device.type == "cuda" else "cpu"],
-            not (problem.passes.checkpointed or ridge == 0),  # the kernel is no sum over examples
-            self.otherwise,
+        """Exact if it fits in memory, else the core."""
+        memory: dict[Road, float] = {"primal": memory_needed(problem, "primal")}
+        if not (problem.passes.checkpointed or ridge == 0):  # the kernel is no sum over examples
+            memory["dual"] = memory_needed(problem, "dual")
+        return self.choose(
+            problem.n * problem.k, problem.selection.size, memory, problem.budget.limit, problem.device.type
         )
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
@@ -171,34 +169,25 @@ class Auto(Structure):
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of the structure that would be chosen."""
-        most = self.most["cuda" if sizes.device.type == "cuda" else "cpu"]
-        memory = {road: Exact(road).cost(sizes).memory for road in ("primal", "dual")}
-        found, _ = choose(sizes.numbers, sizes.d, memory.__getitem__, sizes.limit, most, sizes.dual, self.otherwise)
-        return found.cost(sizes)
+        roads: tuple[Road, ...] = ("primal", "dual") if sizes.dual else ("primal",)
+        memory = {road: Exact(road).cost(sizes).memory for road in roads}
+        return self.choose(sizes.numbers, sizes.d, memory, sizes.limit, sizes.device.type)[0].cost(sizes)
 
+    def choose(
+        self, numbers: int, size: int, memory: Mapping[Road, float], limit: float, device: str
+    ) -> tuple[Structure, str]:
+        """Exact by the quickest of the roads in `memory` (bytes each) that fits and is quick, else the core; and why.
 
-def choose(
-    numbers: int,
-    size: int,
-    memory: Callable[[Road], float],
-    limit: float,
-    most: float,
-    dual: bool = True,
-    otherwise: Structure = Auto.otherwise,
-) -> tuple[Structure, str]:
-    """Choose exact by the road with fewer operations if it fits and takes at most `most`, else the core; and say why.
-
-    `numbers` is n k, `size` is d, and `dual` says whether the dual road is allowed.
-    """
-    operations: dict[Road, float] = {"primal": float(size) ** 2 * (numbers + size)}
-    if dual:
-        operations["dual"] = float(numbers) ** 2 * (numbers + size)
-    roads = sorted(operations, key=operations.__getitem__)
-    for road in roads:
-        if operations[road] <= most and memory(road) <= limit:
-            return Exact(road), f"{road} road: {readable(memory(road))}, {operations[road]:.0e} operations"
-    road = roads[0]
-    return otherwise, f"exact would take {readable(memory(road))} and {operations[road]:.0e} operations ({road} road)"
+        `numbers` is n k and `size` is d.
+        """
+        most = self.most["cuda" if device == "cuda" else "cpu"]
+        operations = {road: (size if road == "primal" else numbers) ** 2.0 * (numbers + size) for road in memory}
+        roads = sorted(memory, key=operations.__getitem__)
+        for road in memory if self.primal_first else roads:
+            if operations[road] <= most and memory[road] <= limit:
+                return Exact(road), f"{road} road: {readable(memory[road])}, {operations[road]:.0e} operations"
+        need = f"{readable(memory[roads[0]])} and {operations[roads[0]]:.0e} operations ({roads[0]} road)"
+        return self.otherwise, f"exact would take {need}"
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.curvature.accumulate import CACHE_SHARE, Cotangents, setting_aside
-from whence.curvature.base import FeatureStructure, MeatRoots, Meats, Predicted, Structure, singular
+from whence.curvature.accumulate import CACHE_SHARE, Cotangents, TrainingRows, setting_aside
+from whence.curvature.base import FeatureStructure, MeatRoots, Meats, Predicted, RidgePath, Structure, singular
 from whence.curvature.cost import Cost, ProblemSizes, Work
-from whence.curvature.exact import Auto, Exact
+from whence.curvature.exact import Auto
 from whence.curvature.primal import (
     FittedPrimal,
     PrimalSandwich,
+    Whitening,
     algebra_operations,
     algebra_stages,
     primal_bytes,
@@ -123,10 +124,6 @@ class LeafFeatures:
         """The leaf values in these coordinates, (r,)."""
         return self.into(self.model.leaf_values.detach().flatten())
 
-    def prescale(self, ridge: float | None) -> Tensor:
-        """Ones: the trees' own scale already makes the features comparable."""
-        return self.basis.new_ones(self.size)
-
     def into(self, vectors: Tensor) -> Tensor:
         """V^T v: vectors (..., d) over the leaf values to these coordinates (..., r)."""
         wide = vectors.reshape(*vectors.shape[:-1], *self.model.leaf_values.shape)
@@ -142,33 +139,34 @@ class LeafFeatures:
 class FittedLeaves(FittedPrimal):
     """The primal algebra on leading directions, with leverages that include the part outside them."""
 
-    def completed(self) -> FittedLeaves:
+    @classmethod
+    def of(
+        cls, rows: TrainingRows, whiten: Whitening, step: Tensor, ridge: float, path: RidgePath | None = None
+    ) -> FittedPrimal:
         """Add o / (lambda + o + f) to the leverages, for a squared length o outside the directions.
 
         f is the curvature there from other rows, a mean over all rows. No leverage exceeds |z|^2 / (lambda + |z|^2),
         the leverage of a row that shares no leaf with others.
         """
-        problem, features = self.problem, self.features
+        problem, features = rows.problem, rows.features
         assert isinstance(features, LeafFeatures)
-        if self.ridge <= 0:
-            return self
         ones = torch.eye(problem.k, dtype=problem.dtype, device=problem.device).unsqueeze(1)
         whole, met = torch.empty_like(problem.outputs), torch.empty_like(problem.outputs)  # (n, k)
         for batch in problem.read("lengths"):
             whole[batch.rows] = features.squares(batch.inputs, ones.expand(-1, batch.size, -1)).to(whole.dtype)
             met[batch.rows] = features.outer(batch.inputs, problem.k)[0].to(met.dtype)
-        inside = torch.cat([some.square().sum(2) for _, some in self.rows.read("lengths")]).to(problem.dtype)
+        inside = torch.cat([some.square().sum(2) for _, some in rows.read("lengths")]).to(problem.dtype)
         outside = (whole - inside).clamp_min(0.0)
         roots = problem.hessian_roots
         curved = torch.ones_like(whole) if roots is None else roots.square().sum(2)
         curvature = curved * outside
         others = (curved * met - curvature.square()).sum() / curvature.sum().clamp_min(torch.finfo(met.dtype).tiny)
-        share = outside / (self.ridge + curvature + others.clamp_min(0.0))
-        blocks = self.leverage_blocks.clone()
-        diagonal = blocks.diagonal(dim1=1, dim2=2)
-        most = whole / (self.ridge + curved * whole)
+        share = outside / (ridge + curvature + others.clamp_min(0.0))
+        most = whole / (ridge + curved * whole)
+        found = super().of(rows, whiten, step, ridge, path)
+        diagonal = found.leverage_blocks.diagonal(dim1=1, dim2=2)
         diagonal.copy_(torch.maximum(diagonal, torch.minimum(diagonal + share, most)))
-        return replace(self, leverage_blocks=blocks)
+        return found
 
     def sandwich(self, meats: Meats) -> LeafSandwich:
         """Meats in whitened coordinates."""
@@ -190,8 +188,6 @@ class LeafSandwich(PrimalSandwich):
         found, fitted = super().predict(inputs), self.fitted
         features, problem = fitted.features, fitted.problem
         assert isinstance(features, LeafFeatures)
-        if fitted.ridge <= 0:
-            return found
         count, size = problem.output_count(inputs), len(found.outputs)
         ones = torch.eye(count, dtype=problem.dtype, device=problem.device).unsqueeze(1)
         solver = fitted.whiten.inverse / fitted.whiten.scale
@@ -351,13 +347,4 @@ class LeafAuto(Auto):
 
     most: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}  # lower than for networks: the core is as good
     otherwise: ClassVar[Structure] = LeafCore()
-
-    def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
-        """The primal road if it is quick: such a fit can be loaded and predict without the training data."""
-        primal, why = super().resolve(problem, ridge=0.0)  # without a ridge there is no other road
-        return (primal, why) if isinstance(primal, Exact) else super().resolve(problem, ridge)
-
-    def cost(self, sizes: ProblemSizes) -> Cost:
-        """Cost of the chosen structure."""
-        primal = super().cost(replace(sizes, dual=False))
-        return super().cost(sizes) if primal.name == LeafCore.name else primal
+    primal_first: ClassVar[bool] = True  # such a fit can be loaded and predict without the training data

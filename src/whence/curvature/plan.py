@@ -56,11 +56,8 @@ def require_plan(
 ) -> str:
     """Raise if a fit of n examples with this many columns cannot fit in memory, and say what would.
 
-    The examples have outputs at `positions` positions. The plan counts sums as large as the weights, which fewer data
-    do not make smaller, and one example with its graph, outputs and gradients.
-
-    Returns:
-        What takes half as much, in case the device still runs out of memory; empty if nothing is known.
+    The plan counts sums as large as the weights, which fewer data do not make smaller, and one example with its graph,
+    outputs and gradients. Returns what takes half as much, in case the device still runs out of memory, or nothing.
     """
     if not isinstance(structure, AdditiveStructure):
         return ""

@@ -55,7 +55,6 @@ class Projected:
     stream: LayerGradients
     bases: Sequence[Basis]  # of each block
     indices: Sequence[Tensor]  # flat positions among each block's coordinates
-    sizes: Tensor | None  # (r,) second moments of the features over the training set, if known
     notes: list[str]
     orthonormal: bool = True  # whether the columns of the bases are orthonormal
 
@@ -96,13 +95,6 @@ class Projected:
             parts.append(moved.flatten(moved.ndim - len(basis.shape))[..., index])
         return torch.cat(parts, dim=-1).to(self.stream.problem.dtype)
 
-    def prescale(self, ridge: float | None) -> Tensor:
-        """Square roots of the damped second moments; dividing by them makes the curvature's diagonal one."""
-        problem = self.stream.problem
-        if self.sizes is None or ridge is None:
-            return torch.ones(self.size, dtype=problem.dtype, device=problem.device)
-        return (self.sizes + max(ridge, 1e-12 * float(self.sizes.max()))).sqrt().to(problem.dtype)
-
     def lift(self, step: Tensor) -> Tensor:
         """U z: from coordinates (..., r) back to the selected weights (..., d)."""
         return self.stream.flatten(self.lifted(step), *step.shape[:-1])
@@ -124,7 +116,7 @@ def sketch_features(stream: LayerGradients, size: int, seed: int) -> Projected:
     bases = [draw(block, share, generator) for block, share in zip(stream.blocks, shares, strict=True)]
     moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
     indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
-    return Projected(stream, moved, indices, None, list(stream.notes), orthonormal=False)
+    return Projected(stream, moved, indices, list(stream.notes), orthonormal=False)
 
 
 def allot(sizes: Sequence[int], total: int) -> list[int]:
@@ -271,38 +263,29 @@ class Whitening:
             return self(rows.to(self.inverse.dtype))
         return times_lower(rows / self.scale.to(rows.dtype), self.inverse.to(rows.dtype))
 
-    def to(self, dtype: torch.dtype) -> Whitening:
-        """The same, converted once for a pass over many rows of this precision."""
-        if len(self.scale) <= FEW_FEATURES or dtype == self.inverse.dtype:
-            return self
-        return Whitening(self.scale.to(dtype), self.inverse.to(dtype))
 
-
-def feature_curvature(rows: TrainingRows, prescale: Tensor) -> tuple[Tensor, Tensor]:
-    """The curvature sum_i z_i^T L_i z_i (r, r) of features divided by `prescale`; the score sum_i z_i^T r_i."""
+def feature_curvature(rows: TrainingRows) -> tuple[Tensor, Tensor]:
+    """The curvature sum_i z_i^T L_i z_i (r, r), and the score sum_i z_i^T r_i."""
     problem, size = rows.problem, rows.features.size
     curvature = torch.zeros(size, size, dtype=problem.dtype, device=problem.device)
     score = curvature.new_zeros(size)
-    state, given = {"curvature": curvature, "score": score}, [prescale, rows.features.weights()]
-    for where, some in rows.read("curvature", state, given):
+    state = {"curvature": curvature, "score": score}
+    for where, some in rows.read("curvature", state, [rows.features.weights()]):
         with rounded_products(False):  # TF32 has too few digits to invert nearly dependent features
-            add_gram(curvature, rows.curved(where, some / prescale.to(some.dtype)).flatten(0, 1))
+            add_gram(curvature, rows.curved(where, some).flatten(0, 1))
         score += (problem.residuals[where].to(some.dtype).flatten() @ some.flatten(0, 1)).to(score.dtype)
     return mirror(curvature), score
 
 
-def leverages(
-    rows: TrainingRows, whiten: Whitening, step: Tensor, with_curvature: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Leverage blocks Q_i = y_i y_i^T, the Newton step's change z_i Delta, and optionally sum_i y_i^T L_i y_i."""
+def leverages(rows: TrainingRows, whiten: Whitening, step: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Leverage blocks Q_i = y_i y_i^T, the Newton step's change z_i Delta, and sum_i y_i^T L_i y_i unless L_i = I."""
     problem = rows.problem
     blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
-    change, curvature = torch.zeros_like(problem.outputs), torch.zeros_like(whiten.inverse) if with_curvature else None
+    change = torch.zeros_like(problem.outputs)
+    curvature = None if problem.hessian_roots is None else torch.zeros_like(whiten.inverse)
     state = {"leverage_blocks": blocks, "change": change, **({} if curvature is None else {"curvature": curvature})}
-    narrow: Whitening | None = None  # in the precision of the rows
     for where, some in rows.read("leverage", state, [whiten.scale, whiten.inverse, step]):
-        narrow = narrow or whiten.to(some.dtype)
-        white = narrow(some)
+        white = whiten(some)
         blocks[where] = (white @ white.mT).to(blocks.dtype)
         change[where] = (some @ step.to(some.dtype)).to(change.dtype)
         if curvature is not None:
@@ -320,21 +303,20 @@ def whitened_meats(rows: TrainingRows, whiten: Whitening, meats: Meats) -> tuple
         if (groups := meats.pooled(name)) is not None
     }
     state = {"total": total, **matrices, **{f"{name} of groups": one for name, one in of_groups.items()}}
-    columns, narrow = sum(root.shape[2] for root in meats.roots.values()), None
+    columns = sum(root.shape[2] for root in meats.roots.values())
     for where, some in rows.read("meats", state, [whiten.scale, whiten.inverse, meats.total, *meats.roots.values()]):
-        narrow = narrow or whiten.to(some.dtype)
         first = columns > some.shape[1]  # whichever takes fewer products
-        given = narrow(some) if first else some
+        given = whiten(some) if first else some
         for name, root in meats.roots.items():
             weighted = (root if len(root) == 1 else root[where]).mT.to(given.dtype) @ given
-            weighted = weighted if first else narrow(weighted)
+            weighted = weighted if first else whiten(weighted)
             groups = meats.pooled(name)
             if groups is None:
                 add_gram(matrices[name], weighted.flatten(0, 1))
             else:
                 of_groups[name].index_add_(0, groups.index[where], weighted.to(total.dtype))
         added = meats.total[where].to(given.dtype).flatten() @ given.flatten(0, 1)
-        total += (added if first else narrow(added)).to(total.dtype)
+        total += (added if first else whiten(added)).to(total.dtype)
     for name, sums in of_groups.items():
         add_gram(matrices[name], sums.flatten(0, 1))
     return {name: mirror(matrix) for name, matrix in matrices.items()}, total
@@ -364,39 +346,29 @@ class FittedPrimal(FittedCurvature):
     whiten: Whitening  # the factored inverse of F_lam
     step: Tensor  # (r,) the Newton step along the features
     change: Tensor  # (n, k) its change of the outputs
-    white_curvature: Tensor | None = None  # (r, r) F in whitened coordinates, if computed; not saved
+    white_curvature: Tensor | None = None  # (r, r) F in whitened coordinates, unless L = I; not saved
 
     @classmethod
     def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedPrimal:
-        """Sum the curvature in one pass, factor it, and compute the leverage blocks in another.
-
-        If `ridge` is `None`, it is chosen by leave-one-out.
-        """
+        """Sum the curvature, choose the ridge by leave-one-out if it is `None`, factor, and compute the leverages."""
         rows, path = TrainingRows(problem, features), None
-        prescale = features.prescale(ridge)  # (r,)
-        curvature, score = feature_curvature(rows, prescale)
+        curvature, score = feature_curvature(rows)
         if ridge is None:
             path = path_from_curvature(curvature, rows, features.notes)
             ridge = path.best
-        whiten = factored(curvature, prescale, ridge, rows)
+        whiten = factored(curvature, ridge, rows)
         # meats are summed in these coordinates, so all processes need the same ones
         problem.passes.process_group.broadcast([whiten.scale, whiten.inverse], 0, "curvature")
         downhill = (score - ridge * features.weights()) / whiten.scale
         step = (whiten.inverse.T @ (whiten.inverse @ downhill).to(problem.dtype)) / whiten.scale
-        return cls.of(rows, whiten, step, ridge, path, with_curvature=problem.hessian_roots is not None)
+        return cls.of(rows, whiten, step, ridge, path)
 
     @classmethod
     def of(
-        cls,
-        rows: TrainingRows,
-        whiten: Whitening,
-        step: Tensor,
-        ridge: float,
-        path: RidgePath | None = None,
-        with_curvature: bool = False,
+        cls, rows: TrainingRows, whiten: Whitening, step: Tensor, ridge: float, path: RidgePath | None = None
     ) -> FittedPrimal:
         """Compute the leverage blocks from a factored curvature."""
-        leverage_blocks, change, white_curvature = leverages(rows, whiten, step, with_curvature)
+        leverage_blocks, change, white_curvature = leverages(rows, whiten, step)
         return cls(
             problem=rows.problem,
             ridge=ridge,
@@ -409,11 +381,7 @@ class FittedPrimal(FittedCurvature):
             step=step,
             change=change,
             white_curvature=white_curvature,
-        ).completed()
-
-    def completed(self) -> FittedPrimal:
-        """Hook to add information about directions outside the features; here nothing."""
-        return self
+        )
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w)."""
@@ -506,23 +474,21 @@ class FittedPrimal(FittedCurvature):
             yield where, (flat.to(rows.dtype) @ rows.flatten(0, 1).T).reshape(m, k, -1, self.problem.k)
 
 
-def factored(curvature: Tensor, prescale: Tensor, ridge: float, rows: TrainingRows) -> Whitening:
-    """The factored inverse of F_lam, from the curvature of prescaled features, or by QR of the rows for accuracy."""
-    penalty = ridge / prescale.square()
-    diagonal = curvature.diagonal() + penalty
+def factored(curvature: Tensor, ridge: float, rows: TrainingRows) -> Whitening:
+    """The factored inverse of F_lam, from the curvature F, or by QR of the rows for accuracy."""
+    diagonal = curvature.diagonal() + ridge
     eps = torch.finfo(curvature.dtype).eps * len(diagonal)
-    sizes = diagonal.clamp_min(0.0).sqrt() * prescale
-    empty = sizes <= (0.0 if ridge > 0 else eps * sizes.max())  # gradients this small are rounding errors of the others
+    scale = diagonal.clamp_min(0.0).sqrt()
+    empty = scale <= (0.0 if ridge > 0 else eps * scale.max())  # gradients this small are rounding errors of the others
     if bool(empty.any()):
-        raise singular(ridge, int(empty.sum()), len(diagonal))
-    inner = diagonal.sqrt()
-    matrix = curvature / inner / inner.unsqueeze(1)
-    matrix.diagonal().add_(penalty / diagonal)
+        raise singular(ridge, int(empty.sum()), len(scale))
+    matrix = curvature / scale / scale.unsqueeze(1)
+    matrix.diagonal().add_(ridge / diagonal)
     factor, info = torch.linalg.cholesky_ex(matrix)
-    null = len(inner) - int(info) + 1 if int(info) else 0
+    null = len(scale) - int(info) + 1 if int(info) else 0
     tiny = eps**0.5  # a Gram matrix squares the rounding of the pivots
-    if rows.in_memory and len(inner) <= QR_SIZE and (null or inverse_norm(factor) > CONDITION):
-        factor, null = factor_by_qr(rows, prescale * inner, ridge), 0
+    if rows.in_memory and len(scale) <= QR_SIZE and (null or inverse_norm(factor) > CONDITION):
+        factor, null = factor_by_qr(rows, scale, ridge), 0
         tiny = eps if ridge > 0 else 100 * eps  # without a ridge, rounding of the gradients matters too
     pivots = factor.diagonal().abs()
     null = null or int((pivots <= tiny * pivots.max()).sum())
@@ -538,7 +504,7 @@ def factored(curvature: Tensor, prescale: Tensor, ridge: float, rows: TrainingRo
                 "for a ridge as small as this."
             )
         raise singular(ridge, null, len(pivots), more)
-    return Whitening(prescale * inner, inverse)
+    return Whitening(scale, inverse)
 
 
 def factor_by_qr(rows: TrainingRows, scale: Tensor, ridge: float) -> Tensor:

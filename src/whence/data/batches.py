@@ -27,15 +27,10 @@ from whence.runtime.model_state import checksum
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 WEIGHT_KEY = "sample_weight"
+SEARCHED = 64  # number of examples, and of batches, searched for two examples that differ
 
-SEARCHED = 64
-"""Number of examples, and of batches, searched for two examples that differ."""
-
-Inputs = Any
-"""Inputs of a model: a tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
-
-Call = Callable[[Inputs], Tensor]
-"""Runs a model on a batch: outputs (n, k)."""
+Inputs = Any  # inputs of a model: a tensor, a tuple of positional arguments, or a mapping of keyword arguments
+Call = Callable[[Inputs], Tensor]  # runs a model on a batch: outputs (n, k)
 
 
 @dataclass(frozen=True)
@@ -217,8 +212,7 @@ class Batches:
         )
 
 
-NO_DATA: list[Any] = []
-"""Placeholder for training data not given with a saved fit: only questions that need them fail."""
+NO_DATA: list[Any] = []  # placeholder for training data not given with a saved fit: only questions that need them fail
 
 
 def no_examples() -> InputError:

@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from whence.curvature.base import times_hessian
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
 from whence.errors import InputError, SingularCurvatureError
@@ -230,7 +231,7 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     output_change = torch.einsum("anj,a->nj", aligned.reshape(s * k, n, k), step)
     rows = seen.reshape(-1, n, k)
     leverage_blocks = fitted.bread.leverage_blocks - torch.einsum("anj,anl->njl", rows, downdate.reshape(rows.shape))
-    after = relabelled - fitted.loo.hessian_times(slice(0, n), output_change)
+    after = relabelled - times_hessian(output_change, fitted.problem.hessian_roots)
     left_out, deciding = matrix.new_zeros(s * k, 0), index[:0]
     if nonlinear is not None:
         after = after.index_copy(0, index, new_residuals)

@@ -173,9 +173,7 @@ def _read_features(saved: Saved, problem: Linearization, notes: list[str]) -> Fe
     indices = [
         part.index("index", "any", below=math.prod(basis.shape)) for part, basis in zip(parts, bases, strict=True)
     ]
-    saved.sizes["features"] = (sum(map(len, indices)),)
-    sizes = saved.tensor("moments", "double", "features") if saved.has("moments") else None
-    return Projected(stream, bases, indices, sizes, notes, saved.flag("orthonormal"))
+    return Projected(stream, bases, indices, notes, saved.flag("orthonormal"))
 
 
 def _jacobian(problem: Linearization, notes: list[str]) -> Jacobian:
@@ -196,7 +194,7 @@ def _write_primal(draft: Draft, bread: FittedPrimal, sandwich: PrimalSandwich) -
         part.put(projected=isinstance(features, Projected))
         if isinstance(features, Projected):
             _write_stream(part, features.stream)
-            part.put(orthonormal=features.orthonormal, moments=features.sizes)
+            part.put(orthonormal=features.orthonormal)
             for at, (basis, index) in enumerate(zip(features.bases, features.indices, strict=True)):
                 part.part(f"block_{at}").put(inputs=basis.inputs, outputs=basis.outputs, index=index)
     meats = {f"meat_{one}": matrix for one, matrix in sandwich.matrices.items()}

@@ -61,8 +61,7 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
         working=str(working_precision(problem)),
         policy=loo.policy,
         recenter=loo.recenter,
-        by_output=loo.by_output,
-        by_position=loo.units is not None,
+        unit=loo.unit,
         noise_scale=fitted.noise_scale,
         hc1_factor=fitted.hc1_factor,
         diagnostics=[[one.name, plain(one.value), one.words] for one in diagnostics],
@@ -136,9 +135,9 @@ def _build(saved: Saved, problem: Linearization, limit: float | None, build: Cal
         total = grouped.whole("total", 2, n)
         groups = Groups(grouped.index("index", "n", below=total), total, grouped.whole("counted", 2, total))
     policy: Any = saved.text("policy", "exact", "one_plus_q", "clip")
-    recenter, by_output = saved.flag("recenter"), saved.flag("by_output")
-    units = problem.units if saved.flag("by_position") else None
-    loo = LeaveOneOut(problem.residuals, problem.hessian_roots, policy, recenter, by_output, groups, units)
+    unit: Any = saved.text("unit", "example", "position", "output")
+    recenter = saved.flag("recenter")
+    loo = LeaveOneOut(problem, policy, recenter, unit, groups)
     problem = replace(problem, folds=loo.folds)
     adjusted = read(saved.part("adjusted"), AdjustedResiduals)
     step = read(saved.part("step"), NewtonStep)
@@ -149,7 +148,7 @@ def _build(saved: Saved, problem: Linearization, limit: float | None, build: Cal
         raise saved.wrong("noise_roots", f"for {n} examples, or one for all")
     residuals = loo.residuals(slice(0, n), step.change)
     roots = {"ho": noise_roots, **loo.roots_from(residuals, adjusted)}
-    meats = Meats(roots, adjusted.hec3, loo.deletions(problem), groups)
+    meats = Meats(roots, adjusted.hec3, loo.deletions, groups)
     part = saved.part("bread")
     read_curvature = KINDS[saved.text("structure", *KINDS)][2]
     problem_of_bread = replace(problem, budget=_read_budget(part, limit, problem.device))

@@ -62,10 +62,6 @@ class Jacobian:
         """The selected weights, (d,)."""
         return self.selection.weights(self.dtype)
 
-    def prescale(self, ridge: float | None) -> Tensor:
-        """Ones: sizes are not known beforehand."""
-        return torch.ones(self.size, dtype=self.dtype, device=self.network.device)
-
     def into(self, vectors: Tensor) -> Tensor:
         """Features are the selected weights themselves."""
         return vectors

@@ -42,6 +42,10 @@ class Likelihood(ABC):
     The loss is a sum over examples, and the objective is loss + lambda / 2 ||w||^2 (for squared error, half of the
     "sum of squared errors + lambda ||w||^2"). `whence` multiplies by the sample weights: no method here gets them.
 
+    Methods get outputs and residuals (n, k), targets as `check_targets` returns them, and roots R_i (n, k, q) of the
+    loss's Hessian, `None` for the identity. Degrees of freedom are those of the fit, for an unbiased estimate of the
+    noise; `None` for maximum likelihood.
+
     Attributes:
         has_classes: whether the outputs are logits of classes, with probabilities and margins.
         couples_outputs: whether the loss's Hessian couples the outputs of an example, so that single outputs cannot be
@@ -62,13 +66,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def check_targets(self, targets: Tensor, outputs: Tensor, where: str) -> Tensor:
-        """Return the targets in the shape that `residuals` expects, or raise `TargetError`.
-
-        Args:
-            targets: targets from the loader.
-            outputs: (n, k) outputs of the network for the same examples.
-            where: names the batch, for the error message.
-        """
+        """The loader's targets in the shape that `residuals` expects; raise `TargetError`, naming the batch `where`."""
 
     @abstractmethod
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -79,14 +77,7 @@ class Likelihood(ABC):
         return None
 
     def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
-        """Residuals (n, k) after a change of the outputs: to first order, unless a likelihood has a better formula.
-
-        Args:
-            residuals: (n, k), without sample weights.
-            outputs: (n, k).
-            roots: (n, k, q) roots R_i of the loss's Hessian, without sample weights; `None` for the identity.
-            change: (n, k) of the outputs.
-        """
+        """Residuals after a change (n, k) of the outputs: to first order, unless a likelihood has a better formula."""
         if roots is None:
             return residuals - change
         return residuals - torch.einsum("nkq,njq,nj->nk", roots, roots, change)
@@ -97,7 +88,7 @@ class Likelihood(ABC):
         """Logarithms (n,) of the largest residual after a change of the outputs, and numbers (n,) that order ties.
 
         Logarithms are needed because a label of which the outputs are certain has a residual below the smallest float.
-        The second part orders labels whose residuals round to one. Arguments as for `residuals_after`.
+        The second part orders labels whose residuals round to one.
         """
         found = self.residuals_after(residuals, outputs, roots, change).abs().amax(1).log()
         return found, torch.zeros_like(found)
@@ -127,26 +118,13 @@ class Likelihood(ABC):
     def noise(
         self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
     ) -> Noise:
-        """The model-based covariance of the residuals: L_i, as for any likelihood with its natural link.
-
-        Args:
-            residuals: (n, k), of the examples that count.
-            outputs: (n, k).
-            roots: (n, k, q) roots R_i of the loss's Hessian; `None` for the identity.
-            degrees_of_freedom: those of the fit, for an unbiased estimate; `None` for maximum likelihood.
-        """
+        """The model-based covariance of the residuals of examples that count: L_i, as for any natural link."""
         if roots is None:
             roots = torch.eye(residuals.shape[1], dtype=residuals.dtype, device=residuals.device).unsqueeze(0)
         return Noise(torch.einsum("nkq,njq->kj", roots, roots) / len(roots), roots)
 
     def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
-        """The factor between L_i and the covariance of the residuals, in a sketched fit.
-
-        Args:
-            squares: sum of squares of all residuals.
-            numbers: how many residuals these are.
-            degrees_of_freedom: those of the fit; `None` for maximum likelihood.
-        """
+        """The factor between L_i and the covariance, in a sketched fit, from the sum of `numbers` squared residuals."""
         return 1.0
 
     def probabilities(self, outputs: Tensor) -> Tensor:

@@ -15,8 +15,7 @@ from whence.likelihoods.base import Classes, shaped_as_outputs
 from whence.runtime.execution import asks_back
 
 FEW = 256  # rows whose sums are checked for a softmax in the model
-NEAR_ONE = 1e-4
-"""Tolerance for probabilities to sum to one, unless the precision of their dtype is larger."""
+NEAR_ONE = 1e-4  # tolerance for probabilities to sum to one, unless the precision of their dtype is larger
 
 
 @asks_back

@@ -23,8 +23,7 @@ from whence.runtime.processes import ALONE, Distributed, ProcessGroup
 T = TypeVar("T")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-Precision = Literal["float32", "tf32", "fp16"]
-"""Precision of the products in approximate structures."""
+Precision = Literal["float32", "tf32", "fp16"]  # precision of the products in approximate structures
 
 
 def asks_back(decorated: Decorated) -> Decorated:
@@ -188,8 +187,7 @@ class Chunks:
             low = where.stop
 
 
-State = Mapping[str, Tensor]
-"""Tensors by name, to which a pass adds in place."""
+State = Mapping[str, Tensor]  # tensors by name, to which a pass adds in place
 
 
 class CheckpointWriter(Protocol):
@@ -301,11 +299,7 @@ def partial_data_error() -> LoaderError:
 class Progress:
     """Shows `label: done/total, time left` on one line of a terminal, once a task has taken over a second.
 
-    Elsewhere (a log file, a pipe) a line is written at most every ten seconds.
-
-    Args:
-        enabled: `False` shows nothing.
-        stream: where to write; standard error by default.
+    Elsewhere (a log file, a pipe) a line is written at most every ten seconds. By default this is standard error.
     """
 
     def __init__(self, enabled: bool = True, stream: TextIO | None = None) -> None:

@@ -17,24 +17,14 @@ from torch import Tensor
 
 from whence.errors import TooLargeError
 
-RESERVE = 0.8
-"""Share of the free memory that `whence` plans with."""
-
-UNKNOWN = 4 * 2**30
-"""The memory assumed on a system that does not report it."""
-
-MADV_DONTNEED = 4
-"""Constant of madvise(2) on Linux."""
-
+RESERVE = 0.8  # share of the free memory that `whence` plans with
+UNKNOWN = 4 * 2**30  # the memory assumed on a system that does not report it
+MADV_DONTNEED = 4  # constant of madvise(2) on Linux
+# files with limit, use and details of a container's memory, for new and old cgroups
 CONTAINER_FILES = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-    ),
+    tuple(f"/sys/fs/cgroup/memory/memory.{what}" for what in ("limit_in_bytes", "usage_in_bytes", "stat")),
 )
-"""Files with limit, use and details of a container's memory, for new and old cgroups."""
 
 
 def free_memory(device: torch.device) -> int:

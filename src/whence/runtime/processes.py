@@ -17,18 +17,12 @@ from torch.torch_version import TorchVersion
 
 from whence.errors import InputError, ProcessError, first_line
 
-TIMEOUT = 1800.0
-"""Seconds that processes wait for each other by default."""
-
-SMALL = 2**16
-"""Tensors with fewer numbers are summed together in one operation."""
-
+TIMEOUT = 1800.0  # seconds that processes wait for each other by default
+SMALL = 2**16  # tensors with fewer numbers are summed together in one operation
+BRACKETS = re.compile(r"^\[[^\]]*\]\s*")  # the source location at the start of gloo's errors
+# Time for the threads of a group to release the last tensors before it is destroyed. Before torch's pull request
+# 154976, of June 2025, a group is destroyed while holding Python's lock, which these threads need: a deadlock.
 RELEASE_SECONDS = 0.0 if torch.__version__ >= TorchVersion("2.9") else 0.05
-"""Time for the threads of a group to release the last tensors before it is destroyed. Before torch's pull request
-154976, of June 2025, a group is destroyed while holding Python's lock, which these threads need: a deadlock."""
-
-BRACKETS = re.compile(r"^\[[^\]]*\]\s*")
-"""The source location at the start of gloo's errors."""
 
 Distributed = Literal["auto"] | bool | float
 """Whether the processes of torch.distributed work together: "auto" if there are several; seconds to wait for others."""
@@ -137,8 +131,7 @@ class ProcessGroup:
         )
 
 
-ALONE = ProcessGroup()
-"""A single process."""
+ALONE = ProcessGroup()  # a single process
 
 
 def open_process_group(distributed: Distributed) -> ProcessGroup:

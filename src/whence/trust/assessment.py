@@ -295,8 +295,7 @@ def most_influential(fitted: Fitted, sample: list[Inputs], most: int) -> list[De
     flat = influence.flatten()
     count = min(most, int((flat > 0).sum()))
     top = largest(flat, count)[1] if count else flat.new_zeros(0, dtype=torch.long)
-    groups, units = fitted.loo.groups, fitted.loo.units
-    width = units.width if units is not None else 1 if fitted.loo.by_output else fitted.problem.k
+    groups, width = fitted.loo.groups, fitted.loo.width or fitted.problem.k
     found = []
     for at in top.tolist():
         unit, column = divmod(at, influence.shape[1])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import working_precision
+from whence.curvature.base import times_hessian
 from whence.curvature.core import LARGEST_SAMPLE, SAMPLES, affordable_sample
 from whence.curvature.leaves import LeafFeatures
 from whence.curvature.primal import FittedPrimal, Projected
@@ -292,7 +293,7 @@ def factor_after_step(fitted: Fitted, change: Tensor) -> float:
     loo, blocks = fitted.loo, fitted.bread.leverage_blocks
     ours, after = fitted.adjusted.hec3, replace(loo, recenter=True).residuals(slice(0, fitted.problem.n), change)
     if loo.groups is None:
-        after = loo.adjust(after, blocks, loo.hessian_roots).hec3
+        after = loo.adjust(after, blocks, fitted.problem.hessian_roots).hec3
     else:  # leverages of groups are not stored; the residuals themselves change in the same way
         ours = loo.residuals(slice(0, fitted.problem.n), fitted.step.change)
     before, then = (float(torch.einsum("nk,nkl,nl->", one, blocks.to(one), one)) for one in (ours, after))
@@ -381,7 +382,7 @@ def trust_of_fit(fitted: Fitted) -> Trust:
     Standard errors are the typical one of training predictions: noise times the root of degrees of freedom per number.
     """
     problem, recentered = fitted.problem, fitted.loo.recenter
-    change = fitted.loo.hessian_times(slice(0, problem.n), fitted.step.change)
+    change = times_hessian(fitted.step.change, problem.hessian_roots)
     noise = float(problem.isometric(fitted.meats.roots["hec0"]).square().sum())
     error = noise * min(fitted.bread.degrees_of_freedom / max(problem.numbers, 1), 1.0)
     in_errors = (float(problem.isometric(change).square().sum()) / error) ** 0.5 if error > 0 else 0.0
