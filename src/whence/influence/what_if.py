@@ -80,11 +80,9 @@ class WhatIf(Shown):
     likelihood: Likelihood | None = None
 
     def __len__(self) -> int:
-        """Number of predictions."""
         return len(self.change)
 
     def __repr__(self) -> str:
-        """Sizes and means."""
         before, after = (float(values.sum(1).mean()) for values in (self.hec3, self.new_hec3))
         moved = number(float(self.change.norm(dim=1).mean()))
         several = f"{count(len(self), 'prediction')} move by {moved} on average, their mean"
@@ -140,14 +138,14 @@ def read_change(
     shift = torch.zeros_like(problem.residuals)
     targets: dict[int, Tensor] = {}
     for example, target in relabel.items():
-        at = _position(example, problem.n)
+        at, where = _position(example, problem.n), f"the new label of example {example}"
         if isinstance(problem.network.model, LeafSum):
-            target = problem.network.model.targets([target], f"the new label of example {example}")[0]
+            target = problem.network.model.targets([target], where)[0]
         given = torch.as_tensor(target, device=problem.device)
         if given.is_floating_point() and not isinstance(target, Tensor):  # torch reads Python's numbers as float32
             given = torch.as_tensor(target, dtype=problem.dtype, device=problem.device)
         outputs = problem.outputs[at : at + 1]
-        checked = problem.likelihood.check_targets(given.unsqueeze(0), outputs, f"the new label of example {example}")
+        checked = problem.likelihood.check_targets(given.unsqueeze(0), outputs, where)
         targets[at] = checked[0]
         weight = 1.0 if problem.sample_weights is None else float(problem.sample_weights[at])
         new, old = weight * problem.likelihood.residuals(outputs, checked)[0], problem.residuals[at]
@@ -168,27 +166,17 @@ def _position(example: Any, n: int) -> int:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the training set, ready to be applied to predictions.
+    """A change of the training set, ready to be applied to predictions."""
 
-    Attributes:
-        index: (s,) the changed examples.
-        counts: (n,) how often each example counts afterwards.
-        step: (s k,) g.
-        roots: (s, k, q) U.
-        downdate: (s q, n k) (I + D U^T Q U)^-1 D U^T J_S F^-1 J^T. Alignments with all examples shrink by those with S,
-            times U, times this.
-        loo_residuals: (n, k) leave-one-out residuals afterwards; zero for those in `left_out`.
-        left_out: (s k, p) factor of the alignments of a prediction with S that gives its change without a changed
-            example, times the root of its count. For examples whose own alignment and leave-one-out residual afterwards
-            would multiply a number near zero by one near infinity.
-    """
-
-    index: Tensor
-    counts: Tensor
-    step: Tensor
-    roots: Tensor
-    downdate: Tensor
-    loo_residuals: Tensor
+    index: Tensor  # (s,) the changed examples
+    counts: Tensor  # (n,) how often each example counts afterwards
+    step: Tensor  # (s k,) g
+    roots: Tensor  # (s, k, q) U
+    downdate: Tensor  # (s q, n k) (I + D U^T Q U)^-1 D U^T J_S F^-1 J^T: alignments with S times U times this go
+    loo_residuals: Tensor  # (n, k) leave-one-out residuals afterwards; zero for those in `left_out`
+    # (s k, p) factor of the alignments of a prediction with S that gives its change without a changed example, times
+    # the root of its count. For examples whose own alignment and leave-one-out residual afterwards would multiply a
+    # number near zero by one near infinity.
     left_out: Tensor
 
 
@@ -435,5 +423,4 @@ def apply(fitted: Fitted, inputs: Inputs, change: Change) -> WhatIf:
 
 def _variance(aligned: Tensor, roots: Tensor) -> Tensor:
     """Diagonal of sum_i a_i W_i W_i^T a_i^T: (m, k, n, k) with (n or 1, k, q) to (m, k)."""
-    weighted = torch.einsum("mkni,niq->mknq", aligned, roots.expand(aligned.shape[2], -1, -1))
-    return weighted.square().sum((2, 3))
+    return torch.einsum("mkni,niq->mknq", aligned, roots.expand(aligned.shape[2], -1, -1)).square().sum((2, 3))

@@ -22,7 +22,7 @@ from whence.curvature.base import times_hessian
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import InputError, SingularCurvatureError, TooLargeError
 from whence.estimators import assemble
-from whence.influence.fitted import Fitted, alignments, inputs_of, training_examples, using_model
+from whence.influence.fitted import Fitted, alignments, inputs_of, join_batches, training_examples, using_model
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.linalg import largest
@@ -80,13 +80,12 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
 
 def _structure_variances(fitted: Fitted, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
     """(m,) Ho and HeC3 by the fit, along one direction of the outputs of each prediction, and the trace of HeC3."""
-    found: dict[str, list[Tensor]] = {"ho": [], "hec3": [], "trace": []}
+    found = []
     for inputs, some in zip(sample, directions, strict=True):
         covariances = fitted.sandwich.predict(inputs).covariances
-        for name in ("ho", "hec3"):
-            found[name].append(torch.einsum("mk,mkl,ml->m", some, covariances[name], some))
-        found["trace"].append(_trace(covariances["hec3"]))
-    return {name: torch.cat(values) for name, values in found.items()}
+        along = {name: torch.einsum("mk,mkl,ml->m", some, covariances[name], some) for name in ("ho", "hec3")}
+        found.append(along | {"trace": _trace(covariances["hec3"])})
+    return join_batches(found)
 
 
 def _check_variances(ours: dict[str, Tensor], exact: dict[str, Tensor], residual: float) -> Check:
@@ -233,8 +232,7 @@ def _over(one: Tensor, other: Tensor, otherwise: float = 1.0) -> Tensor:
 
 
 VECTORS_PER_SOLVE = 10  # vectors of the size of the weights that a solve keeps per right-hand side
-ROUNDING = 16
-"""Units in the last place by which outputs may differ from their linearization before it counts as an error."""
+ROUNDING = 16  # units in the last place by which outputs may differ from their linearization
 
 
 def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -> list[Inputs]:
@@ -300,8 +298,7 @@ def most_influential(fitted: Fitted, sample: list[Inputs], most: int) -> list[De
     found = []
     for at in top.tolist():
         unit, column = divmod(at, influence.shape[1])
-        one = torch.tensor([unit], device=flat.device)
-        members = one if groups is None else (groups.index == unit).nonzero().squeeze(1)
+        members = top.new_tensor([unit]) if groups is None else (groups.index == unit).nonzero().squeeze(1)
         found.append(Deletion(members, slice(column * width, (column + 1) * width)))
     return found
 
@@ -341,10 +338,6 @@ class ExactSolver:
 
     A solve stops at a relative residual (not below the precision of the weights), after a number of iterations, or at
     the deadline, a time of `time.monotonic`.
-
-    Attributes:
-        residual: the largest relative residual of a solve so far.
-        iterations: iterations of conjugate gradients so far.
     """
 
     def __init__(self, fitted: Fitted, tolerance: float, most_iterations: int, deadline: float) -> None:
@@ -352,15 +345,14 @@ class ExactSolver:
         self.jacobian = fitted.problem.jacobian()
         self.tolerance = max(tolerance, 4 * self.jacobian.precision)
         self.most_iterations, self.deadline = most_iterations, deadline
-        self.residual, self.iterations = 0.0, 0
+        self.residual, self.iterations = 0.0, 0  # the largest relative residual, and all iterations, so far
 
     def variances(self, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
         """(m,) Laplace, Ho and HeC3 along directions v of the outputs, (m, k) per batch: v^T J F^-1 M F^-1 J^T v.
 
         HeC3 uses the weights that the fit gave to its examples, so that only the curvature is compared.
         """
-        found: dict[str, list[Tensor]] = {"laplace": [], "ho": [], "hec3": []}
-        most = self.chunk_size()
+        found, most = [], self.chunk_size()
         for inputs, every in zip(sample, directions, strict=True):
             for low in range(0, len(every), most):
                 some = every[low : low + most]
@@ -368,10 +360,8 @@ class ExactSolver:
                 cotangents = torch.diag_embed(some.T).permute(1, 2, 0)
                 right = self.jacobian.vjp(take(inputs, slice(low, low + len(some))), cotangents)
                 solved = self.solve(right)
-                found["laplace"].append((right * solved).sum(1))
-                for name, value in self._meat_forms(solved).items():
-                    found[name].append(value)
-        return {name: torch.cat(values) for name, values in found.items()}
+                found.append({"laplace": (right * solved).sum(1), **self._meat_forms(solved)})
+        return join_batches(found)
 
     def steps(self, deletions: list[Deletion], signs: Tensor) -> ExactSteps:
         """The Newton step, the steps without each deletion, and the trace of the hat matrix along signs (h, n, q)."""
@@ -425,9 +415,8 @@ class ExactSolver:
         problem = self.problem
         total = torch.zeros(len(cotangents), problem.selection.size, dtype=problem.dtype, device=problem.device)
         some = cotangents.flatten(2).any(2).any(0).nonzero().squeeze(1)
-        if len(some):
-            for which, inputs, _ in training_examples(self.fitted, some):
-                total += self.jacobian.vjp(inputs, cotangents[:, which])
+        for which, inputs, _ in training_examples(self.fitted, some) if len(some) else ():
+            total += self.jacobian.vjp(inputs, cotangents[:, which])
         return total
 
     def _meat_forms(self, solved: Tensor) -> dict[str, Tensor]:
@@ -466,9 +455,8 @@ def linearization_error(
 ) -> tuple[Tensor, float, float]:
     """Take steps (q, d) from the weights, or from the end of the step `start`, and compare outputs on a sample.
 
-    Returns:
-        The difference between the network's outputs and the linear change, minus possible rounding: (q, m) norms over
-        the outputs of each input. The same relative to the linear change. The share of it that rounding may hide.
+    Returns norms (q, m) of the difference between the network's outputs and the linear change, minus possible rounding;
+    the same relative to the linear change; and the share of the change that rounding may hide.
     """
     found = [_compare_outputs(solver, inputs, start, steps) for inputs in sample]
     linear, error, floor = (torch.cat([one.norm(dim=2) for one in some], dim=1) for some in zip(*found, strict=True))
