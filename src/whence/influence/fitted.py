@@ -397,7 +397,8 @@ def check_traced(problem: Linearization, found: Mapping[str, Tensor], inputs: In
 
 def _norms(values: Tensor, m: int) -> Tensor:
     """(n, q, m k) to (m, n)."""
-    return torch.linalg.vector_norm(values.unflatten(2, (m, -1)), dim=(1, 3)).T
+    found: Tensor = torch.linalg.vector_norm(values.unflatten(2, (m, -1)), dim=(1, 3))
+    return found.T
 
 
 def training_examples(
