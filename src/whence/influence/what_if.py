@@ -219,16 +219,16 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     rows = seen.reshape(-1, n, k)
     leverage_blocks = fitted.bread.leverage_blocks - torch.einsum("anj,anl->njl", rows, downdate.reshape(rows.shape))
     after = relabelled - fitted.loo.hessian_times(slice(0, n), output_change)
-    left_out, deciding = matrix.new_zeros(s * k, 0), index[:0]
+    left_out, near_one = matrix.new_zeros(s * k, 0), index[:0]
     if nonlinear is not None:
         after = after.index_copy(0, index, new_residuals)
-        deciding = _deciding(new_roots, leverage_blocks[index], own, counts[index])
+        near_one = _near_one(new_roots, leverage_blocks[index], own, counts[index])
         weights = counts[index].sqrt().reshape(s, 1, 1) * fitted.loo.as_root(new_residuals)
-        left_out = _left_out(deciding, weights, new_roots, matrix, own)
-    divided = (counts > 0).index_fill(0, index[deciding], False)
+        left_out = _left_out(near_one, weights, new_roots, matrix, own)
+    divided = (counts > 0).index_fill(0, index[near_one], False)
     if s:
         _check_leverages(fitted, roots, leverage_blocks, divided, smallest)
-    loo_residuals = fitted.loo.adjust(after, leverage_blocks, roots).hec3.index_fill(0, index[deciding], 0.0)
+    loo_residuals = fitted.loo.adjust(after, leverage_blocks, roots).hec3.index_fill(0, index[near_one], 0.0)
     return Change(index, counts, step, changed_roots, downdate, loo_residuals, left_out)
 
 
@@ -343,7 +343,7 @@ def _check_leverages(
         )
 
 
-def _deciding(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tensor) -> Tensor:
+def _near_one(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tensor) -> Tensor:
     """Positions in S of the changed examples for which rounding matters in one minus their new leverage.
 
     HeC3 divides by it. New leverages are differences of old ones, which may be larger by orders of magnitude if the old
@@ -361,7 +361,7 @@ def _deciding(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tenso
     return hidden.nonzero().squeeze(1)
 
 
-def _left_out(deciding: Tensor, weights: Tensor, roots: Tensor, matrix: Tensor, own: Tensor) -> Tensor:
+def _left_out(near_one: Tensor, weights: Tensor, roots: Tensor, matrix: Tensor, own: Tensor) -> Tensor:
     """(s k, p) M_i^-1 W_i for some changed examples i, given by their positions in S.
 
     W (s, k, q) are residuals with one column for each unit that is left out, and L' the Hessians after the change. Let
@@ -372,7 +372,7 @@ def _left_out(deciding: Tensor, weights: Tensor, roots: Tensor, matrix: Tensor, 
     with E_i the columns of i in the identity: the right-hand side contains no leverage near one.
     """
     k, found = weights.shape[1], [matrix.new_zeros(len(matrix), 0)]
-    for at in deciding.tolist():
+    for at in near_one.tolist():
         rows = slice(at * k, (at + 1) * k)
         hessian = roots[at] @ roots[at].mT
         for column in weights[at].T:

@@ -183,7 +183,7 @@ def level_of(value: float, bounds: tuple[float, float]) -> str:
     return FINE if value <= first else CAREFUL if value <= second else NOT
 
 
-def fold(factor: float) -> float:
+def fold_change(factor: float) -> float:
     """By how many times a factor is too large or too small."""
     return max(factor, 1.0 / factor) if factor > 0 else math.inf
 
@@ -252,7 +252,7 @@ def stationarity(size: float, change: float, factor: float, recentered: bool, fa
             "these numbers, and do not take them for standard errors of a whole training."
         )
         return Check("stationarity", CAREFUL, numbers, words)
-    size_level, far_off = level_of(fold(factor), STOPPED), change > NEWTON_CHANGE[1]
+    size_level, far_off = level_of(fold_change(factor), STOPPED), change > NEWTON_CHANGE[1]
     level = worst([size_level, CAREFUL if far_off else FINE, NOT if size > LONGEST_STEP and not recentered else FINE])
     words = "The network is at the optimum of the penalised loss, as far as standard errors can tell."
     if level == FINE and change > NEWTON_CHANGE[0]:
@@ -267,7 +267,7 @@ def stationarity(size: float, change: float, factor: float, recentered: bool, fa
         )
     elif level != FINE:
         lost = "predictions" if size_level == FINE else "variances"
-        off = f"{fold(factor) ** (1 / 3):.1f} times too {'large' if factor > 1 else 'small'}"
+        off = f"{fold_change(factor) ** (1 / 3):.1f} times too {'large' if factor > 1 else 'small'}"
         guess = f" Standard errors may be about {off}; verdicts hardly change." if size_level != FINE else ""
         words = (
             f"The network is so far from the optimum of the penalised loss that its {lost} would be different there."
@@ -334,7 +334,7 @@ def degrees_of_freedom(fitted: Fitted, estimates: Tensor | None = None) -> Check
         figures |= {"exact": estimate, "error": error}
         if abs(found - estimate) > 2 * error:
             ends = (estimate - 2 * error, estimate + 2 * error)
-            factor = min(fold(found / end if end else math.inf) for end in ends)
+            factor = min(fold_change(found / end if end else math.inf) for end in ends)
     level = worst([NOT if share > 1.0 else CAREFUL if share > NEARLY_ALL else FINE, level_of(factor, FOLD)])
     words = "Fewer degrees of freedom than there are numbers to fit."
     if share > 1.0:
