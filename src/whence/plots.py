@@ -237,10 +237,8 @@ def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None
     ax.plot([0, 100], [0, 100], color=LINE, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
     for group, chosen in _back_to_front(groups or [Group("predictions")] * len(x)):
         colour, marker, area, opacity = STYLES[group.tone]
-        style = _edge(group, 0.0)
-        ax.scatter(
-            x[chosen], y[chosen], area, colour, marker=marker, alpha=opacity, label=group.name, zorder=2, **style
-        )
+        style = {**_edge(group, 0.0), "marker": marker, "alpha": opacity, "zorder": 2}
+        ax.scatter(x[chosen], y[chosen], area, colour, label=group.name, **style)
     ax.set(xlim=(-2, 102), ylim=(-2, 102), aspect="equal", xlabel="rank by Ho, %", ylabel="rank by HeC3, %")
     if groups is not None:
         handles, names = ax.get_legend_handles_labels()

@@ -43,8 +43,7 @@ def slopes(likelihood: Likelihood, outputs: Tensor) -> Tensor:
     return found
 
 
-MAX_OUTPUTS = 64
-"""Most outputs with covariances. For more outputs, only variances are computed, this many at a time."""
+MAX_OUTPUTS = 64  # most outputs with covariances; for more outputs, only variances are computed, this many at a time
 
 
 @dataclass(frozen=True)
@@ -158,11 +157,10 @@ class Uncertainty(Shown):
         if estimator not in self.estimators:
             raise InputError(f"expected one of {', '.join(self.estimators)}, got {estimator!r}.")
         if estimator not in self.covariances:
-            if self.later is None and self.mean.shape[-1] > MAX_OUTPUTS:
-                raise InputError(
-                    f"expected at most {MAX_OUTPUTS} outputs for covariances between them, got "
-                    f"{self.mean.shape[-1]}. Predict with a list of outputs."
-                )
+            k = self.mean.shape[-1]
+            if self.later is None and k > MAX_OUTPUTS:
+                most = f"at most {MAX_OUTPUTS} outputs for covariances between them"
+                raise InputError(f"expected {most}, got {k}. Predict with a list of outputs.")
             if self.later is None:
                 raise InputError(
                     "expected inputs that can be read again, got none: an iterator is spent, and results gathered from "
@@ -192,8 +190,7 @@ class Uncertainty(Shown):
 
     def probability_std(self, estimator: str = "hec3") -> Tensor:
         """(m, k) standard deviations of the probabilities, by the delta method; see `probability_covariance`."""
-        covariance = self.probability_covariance(estimator)
-        return covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()
+        return self.probability_covariance(estimator).diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()
 
     @property
     def margin(self) -> Tensor:
@@ -294,7 +291,7 @@ def _padded(values: Tensor, positions: tuple[int, ...]) -> Tensor:
     if values.shape[1 : 1 + len(positions)] == positions:
         return values
     wide = values.new_full((len(values), *positions, *values.shape[1 + len(positions) :]), _missing(values))
-    wide[tuple(slice(0, size) for size in values.shape)] = values
+    wide[tuple(map(slice, values.shape))] = values
     return wide
 
 

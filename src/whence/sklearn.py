@@ -99,12 +99,9 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
                 return nn.functional.cross_entropy(network(x), y)
             return nn.functional.mse_loss(network(x) / scale, y / scale) * outputs / 2
 
-        options: dict[str, Any] = {
-            "max_iter": self.max_iter,
-            "max_eval": 2 * self.max_iter + 20,
-            "tolerance_change": 1e-14,
-        }
-        optimizer = minimize(network, loss, self.ridge / len(x), tolerance_grad=TOLERANCE, **options)
+        options: dict[str, Any] = {"max_iter": self.max_iter, "max_eval": 2 * self.max_iter + 20}
+        options |= {"tolerance_grad": TOLERANCE, "tolerance_change": 1e-14}
+        optimizer = minimize(network, loss, self.ridge / len(x), **options)
         self.n_iter_ = int(optimizer.state[next(network.parameters())]["n_iter"])
         self.network_ = network.eval()
         self.tracer_ = api.fit(
@@ -158,10 +155,9 @@ class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]  # no ann
         return self
 
     def predict(self, X: Any, return_std: bool = False, estimator: str = "hec3") -> Array | tuple[Array, Array]:
-        """Predict, with standard deviations if `return_std`.
+        """Predict, with standard deviations of the regression function over other training sets if `return_std`.
 
-        The standard deviations are those of the regression function over other training sets. The noise of a new
-        observation comes in addition.
+        The noise of a new observation comes in addition.
 
         Args:
             X: (m, i) inputs.
@@ -174,8 +170,7 @@ class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]  # no ann
         return self._shaped(found.mean), self._shaped(found.variance(estimator).sqrt())
 
     def _shaped(self, values: Tensor) -> Array:
-        found: Array = values.numpy()
-        return found[:, 0] if self._flat else found
+        return values[:, 0].numpy() if self._flat else values.numpy()
 
     def __sklearn_tags__(self) -> Any:
         """Allow several outputs."""
@@ -220,8 +215,7 @@ class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]  # no a
     def predict(self, X: Any) -> Array:
         """(m,) the most probable label of each row."""
         best = self._outputs(X).argmax(1).numpy()
-        found: Array = self.classes_[best]
-        return found
+        return self.classes_[best]  # type: ignore[no-any-return]  # an array of labels
 
     def predict_proba(self, X: Any, return_std: bool = False, estimator: str = "hec3") -> Array | tuple[Array, Array]:
         """(m, k) probabilities, with their standard deviations if `return_std`.
@@ -232,8 +226,7 @@ class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]  # no a
             estimator: estimator of the variance: "hec3", "ho" or another one of `whence.Uncertainty`.
         """
         if not return_std:
-            chances: Array = self._outputs(X).softmax(1).numpy()
-            return chances
+            return self._outputs(X).softmax(1).numpy()
         found = self.uncertainty(X)
         return found.probabilities.numpy(), found.probability_std(estimator).numpy()
 

@@ -191,8 +191,7 @@ def test_core_serves_where_it_is_asked_for() -> None:
     fitted = fit_table(ready, learner="network", structure="core")
     assert fitted.tracer.diagnostics["structure"] == "core"
     exact = whence.fit(
-        fitted.tracer.problem.network.model,
-        [fitted.model.batch(fitted.inputs, fitted.values)],
+        *fitted.model.fitted_with(fitted.predictor, fitted.inputs, fitted.values),
         ridge=fitted.tracer.ridge,
         recenter=fitted.tracer.loo.recenter,
         progress=False,

@@ -164,9 +164,7 @@ def _load(
             return SavedTexts(tracer, source, read_texts(data), notes, data.stem)
         return SavedNetwork(tracer, source.call("test_loader"), notes, source.path.stem)
     if spec is not None:
-        raise InputError(
-            f"expected a folder written by `whence fit --save` with --spec, got another kind of folder: {folder}."
-        )
+        raise InputError(f"expected a folder written by `whence fit --save` with --spec, got another one: {folder}.")
     columns = read_description(folder).get("columns", [])
     if data is None:
         needed = ", ".join(str(column["name"]) for column in columns)

@@ -96,9 +96,7 @@ def table(
     read = read_table(data, rows, delimiter=delimiter, seed=seed, progress=Progress(not quiet))
     if target is None:
         stop(f"expected --target with the column to predict. Columns: {', '.join(map(repr, read.columns))}.")
-    prepared = prepare(
-        read, target, task=task, ignore=ignore or (), groups=groups, test=held_out, width=width, seed=seed
-    )
+    prepared = prepare(read, target, task, ignore or (), groups, test=held_out, width=width, seed=seed)
     content: dict[str, Any] = {"data": data, **_data_summary(prepared)}
     _print_data(output, content)
     answered = None if answers is None else apply_answers(prepared, given, answers.name)
@@ -245,7 +243,7 @@ def _suspect(predictions: RowPredictions, labels: RowLabels, at: int) -> dict[st
     target, sure = labels.target, float(labels.sure[at])
     row = {"row": int(predictions.table.rows[at]), "suspicion": float(labels.suspicion[at])}
     if target.classes:
-        label, suggested = str(predictions.table.columns[target.name][at]), str(labels.suggested_cells()[at])
+        label, suggested = str(predictions.table.columns[target.name][at]), str(labels.columns()["suggested"][at])
         said = {"label": label, "suggested": suggested, "suggested_probability": sure}
         return {**row, **said, "others": f"{suggested} ({percent(sure)})"}
     said = {"label": figure(labels.labels[at]), "suggested": figure(labels.suggested[at]), "suggested_std": sure}
@@ -279,9 +277,7 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
     if content["model"]["kind"] == "trees":
         optimum = "variances are those of the leaf values, with the trees fixed"
     elif fit["recentered"]:
-        optimum = (
-            f"the network stopped short of its optimum (by {change} of its errors), and the fit took the last step"
-        )
+        optimum = f"the network stopped short of its optimum (by {change} of its errors); the fit took the last step"
     output.fact("Fit", f"{exact} on {rows['train']:,} rows; {optimum}")
     output.fact("Trust", f"{fit['trust']['level']}: {fit['trust']['words']}")
     output.head(f"On {rows['test']:,} held-out rows, never trained on")

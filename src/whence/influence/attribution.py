@@ -15,7 +15,7 @@ from torch import Tensor
 
 from whence.data.batches import Batches, Inputs, combine
 from whence.data.targets import targets_at
-from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
+from whence.display import Column, Shown, Table, count, listing, number, numbers, places, rows_shown
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import (
     Fitted,
@@ -39,11 +39,8 @@ if TYPE_CHECKING:
 
 ESTIMATORS = ("hec3", "ho")
 
-Positions = Literal["each"] | Sequence[int] | Tensor
-"""Every position; or some, counted from 0, or from the end with negative numbers."""
-
-POSITIONS_AT_ONCE = 64
-"""Positions of an input that are processed together, each with a backward pass."""
+Positions = Literal["each"] | Sequence[int] | Tensor  # every position; or some, from 0, or from the end if negative
+POSITIONS_AT_ONCE = 64  # positions of an input that are processed together, each with a backward pass
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,6 @@ class GroupShares:
     count: Tensor
 
     def __len__(self) -> int:
-        """Number of predictions."""
         return len(self.share)
 
     @property
@@ -128,41 +124,9 @@ class GroupShares:
         return frame({str(name): [self.share[:, at]] for at, name in enumerate(self.names)})
 
     def __repr__(self) -> str:
-        """Means over predictions, largest first."""
         means = self.share.mean(0)
-        order = largest_first(means).tolist()[:5]
-        listed = ", ".join(f"{self.names[at]}: {float(means[at]):.0%}" for at in order)
-        more = ", ..." if len(self.names) > 5 else ""
-        return f"GroupShares({len(self)} predictions, {len(self.names)} groups; mean shares {listed}{more})"
-
-
-def sum_by_group(shares: Tensor | None, groups: Sequence[Any] | Tensor) -> GroupShares:
-    """Sum shares (m, n) of all training examples over groups, given by n names in the same order.
-
-    Examples:
-        >>> found = sum_by_group(torch.tensor([[0.5, 0.2, 0.3]]), ["cat", "dog", "cat"])
-        >>> found.names, found.share.tolist()
-        (('cat', 'dog'), [[0.800..., 0.200...]])
-    """
-    if shares is None:
-        raise InputError(
-            "expected the shares of all training examples to sum over groups, got the largest ones only. Compute them: "
-            "tracer.attribute(x, matrix=True)."
-        )
-    listed = groups.tolist() if hasattr(groups, "tolist") else list(groups)  # tensors, arrays, columns of tables
-    if not isinstance(listed, list) or (hasattr(groups, "tolist") and any(isinstance(one, list) for one in listed)):
-        raise ShapeError("expected groups in one dimension, one for each training example.")
-    if len(listed) != shares.shape[1]:
-        raise ShapeError(
-            f"expected a group for each of the {shares.shape[1]} training examples, in their order, got {len(listed)}."
-        )
-    names = list(dict.fromkeys(listed))
-    with suppress(TypeError):  # names of mixed types cannot be sorted: keep their order
-        names = sorted(names)
-    place = {name: at for at, name in enumerate(names)}
-    index = torch.tensor([place[name] for name in listed], device=shares.device)
-    summed = shares.new_zeros(len(shares), len(names)).index_add_(1, index, shares)
-    return GroupShares(tuple(names), summed, torch.bincount(index, minlength=len(names)))
+        listed = listing([f"{self.names[at]}: {float(means[at]):.0%}" for at in largest_first(means).tolist()])
+        return f"GroupShares({len(self)} predictions, {len(self.names)} groups; mean shares {listed})"
 
 
 @dataclass(frozen=True)
@@ -199,7 +163,6 @@ class Attribution(Shown):
     alignments: Tensor | None = None
 
     def __len__(self) -> int:
-        """Number of predictions."""
         return len(self.hec3.index)
 
     def shares(self, estimator: str = "hec3") -> Shares:
@@ -215,7 +178,25 @@ class Attribution(Shown):
             groups: n labels, sources, batches or the like, in the order of the training set.
             estimator: "hec3" for the groups whose labels move the prediction, "ho" for those that support it.
         """
-        return sum_by_group(self.shares(estimator).matrix, groups)
+        shares = self.shares(estimator).matrix
+        if shares is None:
+            raise InputError(
+                "expected the shares of all training examples to sum over groups, got the largest ones only. Compute "
+                "them: tracer.attribute(x, matrix=True)."
+            )
+        listed = groups.tolist() if hasattr(groups, "tolist") else list(groups)  # tensors, arrays, columns of tables
+        if not isinstance(listed, list) or (hasattr(groups, "tolist") and any(isinstance(one, list) for one in listed)):
+            raise ShapeError("expected groups in one dimension, one for each training example.")
+        n = shares.shape[1]
+        if len(listed) != n:
+            raise ShapeError(f"expected a group for each of the {n} training examples, in order, got {len(listed)}.")
+        names = list(dict.fromkeys(listed))
+        with suppress(TypeError):  # names of mixed types cannot be sorted: keep their order
+            names = sorted(names)
+        place = {name: at for at, name in enumerate(names)}
+        index = torch.tensor([place[name] for name in listed], device=shares.device)
+        summed = shares.new_zeros(len(shares), len(names)).index_add_(1, index, shares)
+        return GroupShares(tuple(names), summed, torch.bincount(index, minlength=len(names)))
 
     def rows(self, which: Tensor) -> Attribution:
         """Select some of the predictions."""
@@ -247,38 +228,31 @@ class Attribution(Shown):
         return frame(columns)
 
     def __repr__(self) -> str:
-        """Sizes and medians."""
-        m, t = self.hec3.index.shape
-        explained, effective, gap = (
-            float(values.median()) for values in (self.hec3.explained, self.hec3.effective, self.hec3.gap.abs())
-        )
+        (m, t), hec3 = self.hec3.index.shape, self.hec3
+        explained, effective, gap = (float(one.median()) for one in (hec3.explained, hec3.effective, hec3.gap.abs()))
         return (
             f"Attribution({m} predictions, {t} of {len(self.residuals)} training examples each; the listed carry "
             f"{explained:.0%} of HeC3, effective number {effective:.3g}, gap {gap:.2g}; medians)"
         )
 
     def _table(self) -> Table:
-        m, t = self.hec3.index.shape
+        (m, t), hec3 = self.hec3.index.shape, self.hec3
         rows, more = rows_shown(m, "to_frame()")
-        effective = self.hec3.effective[:rows].tolist()
-        explained = self.hec3.explained[:rows].tolist()
+        explained = hec3.explained[:rows].tolist()
+        pairs = zip(hec3.index[:rows, :4].tolist(), hec3.share[:rows, :4].tolist(), strict=True)
+        shares = tuple(", ".join(f"{at}: {share:.0%}" for at, share in zip(*row, strict=True)) for row in pairs)
         columns = (
             places(rows),
-            Column("HeC3", numbers(self.hec3.total[:rows].tolist())),
-            Column("effective", numbers(effective)),
+            Column("HeC3", numbers(hec3.total[:rows].tolist())),
+            Column("effective", numbers(hec3.effective[:rows].tolist())),
             Column("listed", tuple(f"{share:.0%}" for share in explained), bars=tuple(explained)),
-            Column("largest shares of HeC3 (training example: share)", _listing(self.hec3, rows), left=True),
+            Column("largest shares of HeC3 (training example: share)", shares, left=True),
         )
         title = f"{count(m, 'prediction')}, the {t} largest shares of {count(len(self.residuals), 'training example')}"
-        gap = float(self.hec3.gap.abs().max()) if m else 0.0
+        gap = float(hec3.gap.abs().max()) if m else 0.0
         off = f" The shares add up to the variance within {number(gap)}." if gap > 1e-3 else ""
         note = f"effective: number of examples that carry HeC3; listed: what the {t} carry.{off}\n{more}"
         return Table(title, columns, note.strip())
-
-
-def _listing(shares: Shares, rows: int, most: int = 4) -> tuple[str, ...]:
-    pairs = zip(shares.index[:rows, :most].tolist(), shares.share[:rows, :most].tolist(), strict=True)
-    return tuple(", ".join(f"{at}: {share:.0%}" for at, share in zip(*row, strict=True)) for row in pairs)
 
 
 def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, apart: bool = False) -> Attribution:

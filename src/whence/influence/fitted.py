@@ -31,7 +31,7 @@ from whence.data.batches import (
     take,
     to_device,
 )
-from whence.display import Shown
+from whence.display import Shown, listing
 from whence.errors import InputError, LoaderError, StaleModelError, shortly
 from whence.estimators import POLICIES, AdjustedResiduals, LeaveOneOut, hat_blocks, hat_roots, out_of_range
 from whence.jacobian.leaves import LeafSum
@@ -228,13 +228,11 @@ def _check_unchanged(fitted: Fitted) -> None:
         )
     if isinstance(model, LeafSum):
         model.check_unchanged()
-    now = fingerprint(model)
-    before = fitted.fingerprints
+    before, now = fitted.fingerprints, fingerprint(model)
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     if changed:
-        shown = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
         raise StaleModelError(
-            f"expected the weights and buffers that were fitted, got changes in {shown}. "
+            f"expected the weights and buffers that were fitted, got changes in {listing(changed)}. "
             "Call whence.fit again, or load the fitted weights."
         )
 
@@ -242,13 +240,7 @@ def _check_unchanged(fitted: Fitted) -> None:
 T = TypeVar("T")
 
 
-def for_each_batch(
-    fitted: Fitted,
-    x: Any,
-    work: Callable[[Inputs, str], T],
-    *,
-    plain: bool = False,
-) -> list[T]:
+def for_each_batch(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, plain: bool = False) -> list[T]:
     """Apply `work` to every batch, checked and on the model's device; in halves if the device cannot hold it.
 
     Inputs are a batch as in training, or a loader or list of batches. `work` gets a batch and its name. The batch is
@@ -285,8 +277,7 @@ def inputs_of(fitted: Fitted, x: Any, plain: bool = False) -> Iterator[tuple[Inp
 
 
 def _batches(fitted: Fitted, x: Any) -> Iterator[Inputs]:
-    positional = fitted.problem.batches.positional
-    model = fitted.problem.network.model
+    positional, model = fitted.problem.batches.positional, fitted.problem.network.model
     if isinstance(model, LeafSum):
         yield from model.inputs(x)
     elif isinstance(x, (Tensor, Mapping, tuple)):
@@ -345,28 +336,20 @@ def whole_alignments(fitted: Fitted, inputs: Inputs) -> Iterator[tuple[slice, Te
 class Terms:
     """The contribution of every training example to the variance of each prediction.
 
-    With alignments a_i = J F_lam^-1 J_i^T, noise covariance Sigma and leave-one-out residuals u_i:
-
-    Attributes:
-        ho: (m, n) trace of a_i Sigma a_i^T.
-        hec3: (m, n) |a_i u_i|^2.
-        alignment: (m, n) Frobenius norm of a_i.
-        pull: (m, n, k) a_i u_i, which is f(x) - f_(-i)(x): how far the example moves the prediction from where it
-            would be without it.
+    With alignments a_i = J F_lam^-1 J_i^T, noise covariance Sigma and leave-one-out residuals u_i.
     """
 
-    ho: Tensor
-    hec3: Tensor
-    alignment: Tensor
-    pull: Tensor
+    ho: Tensor  # (m, n) trace of a_i Sigma a_i^T
+    hec3: Tensor  # (m, n) |a_i u_i|^2
+    alignment: Tensor  # (m, n) Frobenius norm of a_i
+    pull: Tensor  # (m, n, k) a_i u_i = f(x) - f_(-i)(x), how far the example moves the prediction
 
     def __len__(self) -> int:
-        """Number of predictions."""
         return len(self.ho)
 
 
 def variance_terms(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Iterator[tuple[slice, Terms]]:
-    """Yield (which predictions, their terms) for as many inputs of a batch as fit in memory at once.
+    """Yield (which predictions, their terms) for as many inputs of a batch as a tenth of the memory budget holds.
 
     With `apart`, each visible output is a prediction of its own, ordered by input; else those of an input are one
     prediction.
@@ -374,7 +357,10 @@ def variance_terms(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Itera
     problem = fitted.problem
     k = problem.output_count(inputs)
     each = k if apart else 1
-    for low, some in within_memory(fitted, inputs, 8 * problem.n * (k + 3 * each)):
+    most = max(1, int(0.1 * problem.budget.limit) // (8 * problem.n * (k + 3 * each)))
+    size = batch_size(inputs, "this batch")
+    for low in range(0, size, most):
+        some = take(inputs, slice(low, min(low + most, size)))
         for which, chunks in fitted.bread.alignments(some):
             m = (which.stop - which.start) * each
             first = (low + which.start) * each
@@ -386,27 +372,18 @@ def variance_terms(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Itera
             yield slice(first, first + m), terms
 
 
-def within_memory(fitted: Fitted, inputs: Inputs, row_bytes: int) -> Iterator[tuple[int, Inputs]]:
-    """Yield (the first row, some inputs of a batch), as many as a tenth of the memory budget holds."""
-    most = max(1, int(0.1 * fitted.problem.budget.limit) // row_bytes)
-    size = batch_size(inputs, "this batch")
-    for low in range(0, size, most):
-        yield low, take(inputs, slice(low, min(low + most, size)))
-
-
 def _terms(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: int) -> Terms:
-    problem = fitted.problem
-    n = problem.n
+    problem, n = fitted.problem, fitted.problem.n
     ho, hec3, alignment = (torch.empty(m, n, dtype=problem.dtype, device=problem.device) for _ in range(3))
     pull = torch.empty(m, n, k, dtype=problem.dtype, device=problem.device)
-    noise, loo = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
+    noise, loo = (fitted.meats.roots[name].expand(n, -1, -1).mT for name in ("ho", "hec3"))  # (n, q, k)
     for rows, aligned in chunks:  # (m, k, n, k), in the precision of their computation: squares and sums keep it
-        noise, loo = noise.to(aligned.dtype), loo.to(aligned.dtype)
-        alignment[:, rows] = _squares(aligned.permute(2, 3, 0, 1)).sqrt().T
-        ho[:, rows] = _squares(_times_roots(aligned, noise if len(noise) == 1 else noise[rows])).T
-        pulls = _times_roots(aligned, loo[rows])
-        hec3[:, rows] = _squares(pulls).T
-        pull[:, rows] = pulls.sum(1).transpose(0, 1)
+        by_example = aligned.permute(2, 3, 0, 1).flatten(2)  # (n, k, m k)
+        pulls = loo[rows].to(aligned.dtype) @ by_example  # a_i u_i
+        alignment[:, rows] = _norms(by_example, m)
+        ho[:, rows] = _norms(noise[rows].to(aligned.dtype) @ by_example, m).square()
+        hec3[:, rows] = _norms(pulls, m).square()
+        pull[:, rows] = pulls.sum(1).reshape(-1, m, k).transpose(0, 1)
     return Terms(ho, hec3, alignment, pull)
 
 
@@ -424,26 +401,10 @@ def check_traced(problem: Linearization, found: Mapping[str, Tensor], inputs: In
     check_variances(problem, found, "a batch")
 
 
-SQUARED_AT_ONCE = 2**18
-"""Numbers that are squared at once on a CPU, so that they stay in its cache."""
-
-
-def _squares(values: Tensor) -> Tensor:
-    """(n, q, m, k) to (n, m): sums of squares."""
-    n, q, m, k = values.shape
-    few = max(1, SQUARED_AT_ONCE // (q * m * k)) if values.device.type == "cpu" else max(1, n)
-    return torch.cat([some.square().sum(1).sum(-1) for some in values.split(few)])
-
-
-def _times_roots(aligned: Tensor, roots: Tensor) -> Tensor:
-    """a_i W_i: (m, k, n, c) with (n or 1, c, q) to (n, q, m, k), without a copy of the alignments."""
-    m, k, n, _ = aligned.shape
-    by_example = aligned.permute(2, 3, 0, 1)
-    if by_example.is_contiguous():
-        return (roots.mT @ by_example.flatten(2)).reshape(n, -1, m, k)
-    if len(roots) == 1:
-        return (aligned.reshape(m * k * n, -1) @ roots[0]).reshape(m, k, n, -1).permute(2, 3, 0, 1)
-    return torch.einsum("mkni,niq->nqmk", aligned, roots)
+def _norms(values: Tensor, m: int) -> Tensor:
+    """(n, q, m k) to (m, n)."""
+    found: Tensor = torch.linalg.vector_norm(values.unflatten(2, (m, -1)), dim=(1, 3))
+    return found.T
 
 
 def training_examples(
@@ -482,10 +443,7 @@ def effective_number(shares: Tensor, otherwise: float) -> Tensor:
     return divide(torch.ones_like(squares), squares, otherwise)
 
 
-R = TypeVar("R")
-
-
-def join_batches(results: Sequence[R]) -> R:
+def join_batches(results: Sequence[T]) -> T:
     """Join the results of several batches."""
     return combine(results, torch.cat)
 
@@ -493,11 +451,9 @@ def join_batches(results: Sequence[R]) -> R:
 def check_same(before: Tensor, again: Tensor, tolerance: float = 1e-3, advice: str = "") -> None:
     """Raise unless two passes over the same inputs give the same numbers, up to rounding."""
     before, again = before.double(), again.double()
-    if before.shape == again.shape:
-        size = tolerance * float(before.nan_to_num(0.0).abs().max())
-        if torch.allclose(before, again, tolerance, size, equal_nan=True):
-            return
-    raise LoaderError(
-        "expected the same inputs in every pass, got different predictions in the second pass. Use "
-        f"shuffle=False and switch random augmentation off, or pass the inputs as one tensor{advice}."
-    )
+    size = tolerance * float(before.nan_to_num(0.0).abs().max())
+    if before.shape != again.shape or not torch.allclose(before, again, tolerance, size, equal_nan=True):
+        raise LoaderError(
+            "expected the same inputs in every pass, got different predictions in the second pass. Use "
+            f"shuffle=False and switch random augmentation off, or pass the inputs as one tensor{advice}."
+        )

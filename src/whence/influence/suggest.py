@@ -42,31 +42,27 @@ class Suggestion(Shown):
     kind: str
 
     def __len__(self) -> int:
-        """Number of suggestions."""
         return len(self.index)
 
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per suggestion, in order."""
-        columns: dict[str, Sequence[Tensor | list[str]]] = {"index": [self.index], "score": [self.score]}
-        if len(self.total):
-            columns["total"] = [self.total]
-        return frame(columns)
+        total = {"total": [self.total]} if len(self.total) else {}
+        return frame({"index": [self.index], "score": [self.score], **total})
 
     def __repr__(self) -> str:
-        """The first few."""
         return f"Suggestion({len(self)} {self.kind}: {listing(self.index.tolist())})"
 
     def _table(self) -> Table:
         rows, more = rows_shown(len(self), "to_frame()")
-        scores = self.score[:rows].tolist()
+        scores, to_label = self.score[:rows].tolist(), len(self.total) > 0
         largest = max(scores, default=0.0)
         bars = tuple(score / largest if largest > 0 else 0.0 for score in scores)
         columns = [
             Column("rank", tuple(str(row + 1) for row in range(rows))),
-            Column("example" if not len(self.total) else "input", tuple(map(str, self.index[:rows].tolist()))),
-            Column("doubt" if not len(self.total) else "variance taken", numbers(scores), bars=bars),
+            Column("input" if to_label else "example", tuple(map(str, self.index[:rows].tolist()))),
+            Column("variance taken" if to_label else "doubt", numbers(scores), bars=bars),
         ]
-        if len(self.total):
+        if to_label:
             columns.append(Column("variance left", numbers(self.total[:rows].tolist())))
         return Table(f"{len(self):,} {self.kind}, in this order", tuple(columns), more)
 
@@ -103,7 +99,7 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
         )
     eye = torch.eye(q, dtype=matrix.dtype, device=matrix.device)
     available = torch.ones(p, dtype=torch.bool, device=matrix.device)
-    index, score, left = [], [], []
+    found = []  # index, reduction, and the variance left
     for _ in range(min(budget, p)):
         # the trace of V(T, z) (I + V(z, z))^-1 V(z, T) for every z, in units of the noise variance
         columns = targets.reshape(-1, p, q)
@@ -112,17 +108,15 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
         reductions = torch.diagonal(solved, dim1=1, dim2=2).sum(1)
         check_variances(problem, {"the drop of variance": reductions[available].unsqueeze(1)}, "the pool")
         best = int(torch.where(available, reductions, -torch.inf).argmax())
-        reduction = float(reductions[best])
-        total -= reduction
+        total -= float(reductions[best])
         available[best] = False
-        index.append(best)
-        score.append(reduction * fitted.noise_scale)
-        left.append(max(total, 0.0) * fitted.noise_scale)
+        found.append((best, float(reductions[best]) * fitted.noise_scale, max(total, 0.0) * fitted.noise_scale))
         at = slice(best * q, (best + 1) * q)
         gain = torch.linalg.solve(matrix[at, at] + eye, matrix[at])  # (q, p q)
         updated = matrix - matrix[:, at] @ gain
         targets = updated if test is None else targets - targets[:, at] @ gain
         matrix = updated
+    index, score, left = zip(*found, strict=True)
     scores, totals = (torch.tensor(values, dtype=matrix.dtype, device="cpu") for values in (score, left))
     return Suggestion(torch.tensor(index, device="cpu"), scores, totals, "inputs to label")
 

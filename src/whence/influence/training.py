@@ -50,8 +50,7 @@ def _own_change(fitted: Fitted) -> Tensor:
         if roots is None:
             return change
         roots, change = (fitted.problem.isometric(one) for one in (roots, change))  # the inverse depends on lengths
-        chunks = few_at_once(roots @ roots.mT)
-        inverse = torch.cat([torch.linalg.pinv(some, hermitian=True) for some in chunks])
+        inverse = torch.cat([torch.linalg.pinv(some, hermitian=True) for some in few_at_once(roots @ roots.mT)])
         return (inverse @ change.unsqueeze(2)).squeeze(2)
     vectors = adjusted if loo.policy == "exact" else residuals
     return (loo.within_units(fitted.bread.leverage_blocks) @ vectors.unsqueeze(2)).squeeze(2)
@@ -100,12 +99,7 @@ def suspicion_over_copies(fitted: Fitted, augment: Callable[[Any], Any], copies:
     """`label_suspicion` for classes, averaged over predictions from changed copies of each example's input.
 
     A network that was trained on flipped and shifted images memorises a wrong label more firmly for the image itself
-    than for another copy of it.
-
-    Args:
-        fitted: the fit.
-        augment: maps the inputs of a batch to randomly changed ones, as in training.
-        copies: number of copies of each example.
+    than for another copy of it. `augment` maps the inputs of a batch to randomly changed ones, as in training.
     """
     problem = fitted.problem
     if problem.sketch is not None or problem.likelihood.squared_error or not problem.likelihood.has_classes:
@@ -116,25 +110,25 @@ def suspicion_over_copies(fitted: Fitted, augment: Callable[[Any], Any], copies:
         )
     change = change_without(fitted)
     changes = change, judged_change(fitted, change)
-    logs, judged, ties = list[Tensor](), list[Tensor](), list[Tensor]()
+    found = []
     with using_model(fitted), torch.no_grad():
         for _ in range(copies):
             outputs = torch.cat([_of_copies(fitted, batch, augment) for batch in problem.batches.plain("copies")])
             moved = outputs.reshape(problem.outputs.shape).to(problem.dtype) - problem.outputs
             without, own = (problem.log_residuals_after(change + moved) for change in changes)
-            logs.append(without[0])
-            judged.append(own[0])
-            ties.append(own[1])
-    score, order = (torch.stack(some).logsumexp(0) - math.log(copies) for some in (logs, judged))
-    return Suspicion(score.exp(), largest_first(order, torch.stack(ties).mean(0)))
+            found.append((without[0], *own))
+    logs, judged, ties = map(torch.stack, zip(*found, strict=True))
+    score, order = (some.logsumexp(0) - math.log(copies) for some in (logs, judged))
+    return Suspicion(score.exp(), largest_first(order, ties.mean(0)))
 
 
 def _of_copies(fitted: Fitted, batch: Batch, augment: Callable[[Any], Any]) -> Tensor:
     given = augment(batch.inputs)
-    if batch_size(given, "what augment returned") != batch.size:
+    size = batch_size(given, "what augment returned")
+    if size != batch.size:
         raise InputError(
-            f"expected augment to return {batch.size} inputs for a batch of {batch.size}, got "
-            f"{batch_size(given, 'what augment returned')}. It is called with the inputs of a whole batch."
+            f"expected augment to return {batch.size} inputs for a batch of {batch.size}, got {size}. It is called "
+            "with the inputs of a whole batch."
         )
     return fitted.problem.network(given)
 
@@ -145,8 +139,7 @@ def change_without(fitted: Fitted) -> Tensor:
     return fitted.step.change + change if fitted.loo.recenter else change
 
 
-LEARNED = 0.5
-"""A network has memorised its labels if training has removed at least this share of the doubt about them."""
+LEARNED = 0.5  # a network has memorised its labels if training has removed at least this share of the doubt about them
 
 
 def judged_change(fitted: Fitted, change: Tensor) -> Tensor:
@@ -174,9 +167,9 @@ def suggested_labels(fitted: Fitted) -> dict[str, Tensor]:
     """
     problem = fitted.problem
     likelihood, counted = problem.likelihood, fitted.counted.unsqueeze(1)
-    targets = None
-    if fitted.all_outputs:
-        targets = likelihood.targets_of(problem.unweighted(problem.residuals), problem.outputs)
+    if not fitted.all_outputs:
+        return {}
+    targets = likelihood.targets_of(problem.unweighted(problem.residuals), problem.outputs)
     if targets is None:
         return {}
     outputs = problem.outputs + change_without(fitted)
@@ -237,23 +230,15 @@ def training_frame(fitted: Fitted, test: tuple[Tensor, int] | None) -> pandas.Da
     return table
 
 
-LEAST_LABELS = 200
-"""With fewer labels an estimate would rest on a handful of rows."""
-
+LEAST_LABELS = 200  # with fewer labels an estimate would rest on a handful of rows
+# There is no estimate if more labels than this are contradicted, in all or because classes overlap: wrong labels and
+# hard cases cannot be distinguished there.
 MOST_CONTRADICTED, MOST_OVERLAP = 0.2, 0.1
-"""There is no estimate if more labels than this are contradicted, in all or because classes overlap: wrong labels and
-hard cases cannot be distinguished there."""
-
 BINS = 60
-SHARES = numpy.linspace(0.0, 0.3, 301)
-HEIGHTS, POWERS = numpy.linspace(-10.0, 3.0, 27), numpy.geomspace(0.7, 8.0, 7)
-"""The grids of r, a and b, with a uniform prior."""
-
-MENTIONED = 0.02
-"""Contradictions beyond those of wrong labels are mentioned from this share on."""
-
-NONE = 0.15
-"""The interval starts at zero if the posterior of no wrong label is at least this share of its maximum."""
+# The grids of r, a and b, with a uniform prior.
+SHARES, HEIGHTS, POWERS = numpy.linspace(0.0, 0.3, 301), numpy.linspace(-10.0, 3.0, 27), numpy.geomspace(0.7, 8.0, 7)
+MENTIONED = 0.02  # contradictions beyond those of wrong labels are mentioned from this share on
+NONE = 0.15  # the interval starts at zero if the posterior of no wrong label is at least this share of its maximum
 
 
 @dataclass(frozen=True)
@@ -279,7 +264,6 @@ class WrongLabels:
     unknown: str = ""  # why there is no estimate
 
     def __str__(self) -> str:
-        """In words."""
         if self.unknown:
             return f"the share of wrong labels cannot be estimated: {self.unknown}"
         share, lower, upper, rest = (f"{100 * one:.2g}" for one in (self.share, self.lower, self.upper, self.overlap))
@@ -303,11 +287,7 @@ def wrong_labels(labels: Any, suggested: Any, probability: Any, classes: int) ->
     lapse rate. The share is the mode of its posterior, and the interval holds 95 % of it. Wrong labels that lie close
     together make the model unsure; they count as overlap, and the share is a lower bound.
 
-    Args:
-        labels: (n,) indices of classes.
-        suggested: (n,) the most probable class by a model that did not see the label.
-        probability: (n,) probability of that class.
-        classes: number of classes.
+    `suggested` (n,) is the most probable class by a model that did not see the label, with its probability (n,).
     """
     contradicted = numpy.asarray(labels) != numpy.asarray(suggested)
     n = len(contradicted)
@@ -316,11 +296,8 @@ def wrong_labels(labels: Any, suggested: Any, probability: Any, classes: int) ->
     hard = "wrong labels and hard cases cannot be distinguished"
     if contradicted.mean() > MOST_CONTRADICTED:
         return WrongLabels(unknown=f"the model contradicts {percent(float(contradicted.mean()))} of them, and {hard}")
-    order = numpy.argsort(-numpy.asarray(probability), kind="stable")
-    total, found = (
-        numpy.array([part.sum() for part in numpy.array_split(values, BINS)], dtype=float)
-        for values in (numpy.ones(n), contradicted[order])
-    )
+    parts = numpy.array_split(contradicted[numpy.argsort(-numpy.asarray(probability), kind="stable")], BINS)
+    total, found = numpy.array([(len(part), part.sum()) for part in parts], dtype=float).T
     q = (numpy.arange(BINS) + 0.5) / BINS
     overlap = 1 / (1 + numpy.exp(-(HEIGHTS[:, None, None] + POWERS[:, None] * numpy.log(q / (1 - q)))))
     logs = numpy.empty((len(SHARES), len(HEIGHTS), len(POWERS)))

@@ -81,11 +81,9 @@ class WhatIf(Shown):
     likelihood: Likelihood | None = None
 
     def __len__(self) -> int:
-        """Number of predictions."""
         return len(self.change)
 
     def __repr__(self) -> str:
-        """Sizes and means."""
         before, after = (float(values.sum(1).mean()) for values in (self.hec3, self.new_hec3))
         moved = number(float(self.change.norm(dim=1).mean()))
         several = f"{count(len(self), 'prediction')} move by {moved} on average, their mean"
@@ -141,14 +139,14 @@ def read_change(
     shift = torch.zeros_like(problem.residuals)
     targets: dict[int, Tensor] = {}
     for example, target in relabel.items():
-        at = _position(example, problem.n)
+        at, where = _position(example, problem.n), f"the new label of example {example}"
         if isinstance(problem.network.model, LeafSum):
-            target = problem.network.model.targets([target], f"the new label of example {example}")[0]
+            target = problem.network.model.targets([target], where)[0]
         given = torch.as_tensor(target, device=problem.device)
         if given.is_floating_point() and not isinstance(target, Tensor):  # torch reads Python's numbers as float32
             given = torch.as_tensor(target, dtype=problem.dtype, device=problem.device)
         outputs = problem.outputs[at : at + 1]
-        checked = problem.likelihood.check_targets(given.unsqueeze(0), outputs, f"the new label of example {example}")
+        checked = problem.likelihood.check_targets(given.unsqueeze(0), outputs, where)
         targets[at] = checked[0]
         weight = 1.0 if problem.sample_weights is None else float(problem.sample_weights[at])
         new, old = weight * problem.likelihood.residuals(outputs, checked)[0], problem.residuals[at]
@@ -169,27 +167,17 @@ def _position(example: Any, n: int) -> int:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the training set, ready to be applied to predictions.
+    """A change of the training set, ready to be applied to predictions."""
 
-    Attributes:
-        index: (s,) the changed examples.
-        counts: (n,) how often each example counts afterwards.
-        step: (s k,) g.
-        roots: (s, k, q) U.
-        downdate: (s q, n k) (I + D U^T Q U)^-1 D U^T J_S F^-1 J^T. Alignments with all examples shrink by those with S,
-            times U, times this.
-        loo_residuals: (n, k) leave-one-out residuals afterwards; zero for those in `left_out`.
-        left_out: (s k, p) factor of the alignments of a prediction with S that gives its change without a changed
-            example, times the root of its count. For examples whose own alignment and leave-one-out residual afterwards
-            would multiply a number near zero by one near infinity.
-    """
-
-    index: Tensor
-    counts: Tensor
-    step: Tensor
-    roots: Tensor
-    downdate: Tensor
-    loo_residuals: Tensor
+    index: Tensor  # (s,) the changed examples
+    counts: Tensor  # (n,) how often each example counts afterwards
+    step: Tensor  # (s k,) g
+    roots: Tensor  # (s, k, q) U
+    downdate: Tensor  # (s q, n k) (I + D U^T Q U)^-1 D U^T J_S F^-1 J^T: alignments with S times U times this go
+    loo_residuals: Tensor  # (n, k) leave-one-out residuals afterwards; zero for those in `left_out`
+    # (s k, p) factor of the alignments of a prediction with S that gives its change without a changed example, times
+    # the root of its count. For examples whose own alignment and leave-one-out residual afterwards would multiply a
+    # number near zero by one near infinity.
     left_out: Tensor
 
 
@@ -232,16 +220,16 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     rows = seen.reshape(-1, n, k)
     leverage_blocks = fitted.bread.leverage_blocks - torch.einsum("anj,anl->njl", rows, downdate.reshape(rows.shape))
     after = relabelled - times_hessian(output_change, fitted.problem.hessian_roots)
-    left_out, deciding = matrix.new_zeros(s * k, 0), index[:0]
+    left_out, near_one = matrix.new_zeros(s * k, 0), index[:0]
     if nonlinear is not None:
         after = after.index_copy(0, index, new_residuals)
-        deciding = _deciding(new_roots, leverage_blocks[index], own, counts[index])
+        near_one = _near_one(new_roots, leverage_blocks[index], own, counts[index])
         weights = counts[index].sqrt().reshape(s, 1, 1) * fitted.loo.as_root(new_residuals)
-        left_out = _left_out(deciding, weights, new_roots, matrix, own)
-    divided = (counts > 0).index_fill(0, index[deciding], False)
+        left_out = _left_out(near_one, weights, new_roots, matrix, own)
+    divided = (counts > 0).index_fill(0, index[near_one], False)
     if s:
         _check_leverages(fitted, roots, leverage_blocks, divided, smallest)
-    loo_residuals = fitted.loo.adjust(after, leverage_blocks, roots).hec3.index_fill(0, index[deciding], 0.0)
+    loo_residuals = fitted.loo.adjust(after, leverage_blocks, roots).hec3.index_fill(0, index[near_one], 0.0)
     return Change(index, counts, step, changed_roots, downdate, loo_residuals, left_out)
 
 
@@ -366,7 +354,7 @@ def _check_leverages(
         )
 
 
-def _deciding(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tensor) -> Tensor:
+def _near_one(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tensor) -> Tensor:
     """Positions in S of the changed examples for which rounding matters in one minus their new leverage.
 
     HeC3 divides by it. New leverages are differences of old ones, which may be larger by orders of magnitude if the old
@@ -384,7 +372,7 @@ def _deciding(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tenso
     return hidden.nonzero().squeeze(1)
 
 
-def _left_out(deciding: Tensor, weights: Tensor, roots: Tensor, matrix: Tensor, own: Tensor) -> Tensor:
+def _left_out(near_one: Tensor, weights: Tensor, roots: Tensor, matrix: Tensor, own: Tensor) -> Tensor:
     """(s k, p) M_i^-1 W_i for some changed examples i, given by their positions in S.
 
     W (s, k, q) are residuals with one column for each unit that is left out, and L' the Hessians after the change. Let
@@ -395,7 +383,7 @@ def _left_out(deciding: Tensor, weights: Tensor, roots: Tensor, matrix: Tensor, 
     with E_i the columns of i in the identity: the right-hand side contains no leverage near one.
     """
     k, found = weights.shape[1], [matrix.new_zeros(len(matrix), 0)]
-    for at in deciding.tolist():
+    for at in near_one.tolist():
         rows = slice(at * k, (at + 1) * k)
         hessian = roots[at] @ roots[at].mT
         for column in weights[at].T:
@@ -446,5 +434,4 @@ def apply(fitted: Fitted, inputs: Inputs, change: Change) -> WhatIf:
 
 def _variance(aligned: Tensor, roots: Tensor) -> Tensor:
     """Diagonal of sum_i a_i W_i W_i^T a_i^T: (m, k, n, k) with (n or 1, k, q) to (m, k)."""
-    weighted = torch.einsum("mkni,niq->mknq", aligned, roots.expand(aligned.shape[2], -1, -1))
-    return weighted.square().sum((2, 3))
+    return torch.einsum("mkni,niq->mknq", aligned, roots.expand(aligned.shape[2], -1, -1)).square().sum((2, 3))

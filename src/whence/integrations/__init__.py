@@ -41,14 +41,9 @@ def ridge_of(
     The mean squared error is over all numbers of the targets ("gaussian"), the binary cross-entropy over all logits
     ("bernoulli"), the cross-entropy over all examples, or their tokens or pixels, whose label is not `ignore_index`
     ("categorical", weighted by class weights as in torch), any other loss over all examples and positions. With sample
-    weights it is assumed to be a weighted mean.
-
-    Args:
-        decay: weight decay of the optimiser.
-        loader: yields the training batches; it is read once, to count.
-        likelihood: the loss, as for `whence.fit`.
-        model: in evaluation mode; it is run to see whether there are outputs at several positions, and whether its own
-            loss compares them with the next label (language models).
+    weights it is assumed to be a weighted mean. The loader is read once, to count. The model, in evaluation mode, is
+    run to see whether there are outputs at several positions, and whether its own loss compares them with the next
+    label (language models).
 
     Examples:
         >>> import torch
@@ -77,15 +72,14 @@ def ridge_of(
 def _terms(batch: Batch, loss: str | Likelihood, name: str, positions: int) -> Tensor:
     """How much each term of the sum of losses counts in the number that the mean divides by."""
     targets = batch.targets
-    if name in ("gaussian", "bernoulli"):
-        counts = torch.ones(targets.shape, dtype=torch.float64, device=targets.device)
-    elif isinstance(loss, Categorical) and not targets.is_floating_point():
+    shape = targets.shape if name in ("gaussian", "bernoulli") else targets.shape[:positions]
+    counts = torch.ones(shape, dtype=torch.float64, device=targets.device)
+    if isinstance(loss, Categorical) and not targets.is_floating_point():
         kept = targets != loss.ignore_index
-        sizes = torch.as_tensor((1.0,) if loss.weight is None else loss.weight, dtype=torch.float64)
-        classes = torch.where(kept, targets, 0).long() if loss.weight is not None else torch.zeros_like(targets).long()
-        counts = kept * sizes.to(targets.device)[classes]
-    else:
-        counts = torch.ones(targets.shape[:positions], dtype=torch.float64, device=targets.device)
+        counts = kept.double()
+        if loss.weight is not None:
+            sizes = torch.as_tensor(loss.weight, dtype=torch.float64, device=targets.device)
+            counts = counts * sizes[torch.where(kept, targets, 0).long()]
     if batch.weights is None:
         return counts
     return counts * batch.weights.double().reshape(*batch.weights.shape, *[1] * (counts.ndim - batch.weights.ndim))

@@ -18,8 +18,7 @@ from whence.runtime.execution import by_one_process
 from whence.runtime.model_state import preserved
 from whence.tracer import Tracer
 
-NUMBERS = ("ridge", "degrees of freedom", "Newton change", "largest leverage", "guarded leverages")
-"""Diagnostics that are logged."""
+NUMBERS = ("ridge", "degrees of freedom", "Newton change", "largest leverage", "guarded leverages")  # logged
 
 
 class WhenceCallback(Callback):
@@ -88,7 +87,6 @@ class WhenceCallback(Callback):
             )
         loader = trainer.train_dataloader
         if isinstance(loader, (dict, list, tuple)) or loader is None:
-            raise InputError(
-                f"expected one training loader, got {type(loader).__name__}. Pass WhenceCallback(loader=...)."
-            )
+            got = type(loader).__name__
+            raise InputError(f"expected one training loader, got {got}. Pass WhenceCallback(loader=...).")
         return loader  # type: ignore[no-any-return]  # whatever the user gave

@@ -60,9 +60,8 @@ class Checkpoint:
                     raise damaged(saved.path, f"{name} is of another shape")
             for name, tensor in state.items():
                 tensor.copy_(saved.read(name))
-        self.progress.say(
-            f"whence: from the checkpoint: {label}, up to {'its end' if done == -1 else f'example {done}'}"
-        )
+        end = "its end" if done == -1 else f"example {done}"
+        self.progress.say(f"whence: from the checkpoint: {label}, up to {end}")
         return None if done == -1 else done
 
     def save_if_due(self, done: int) -> None:

@@ -170,9 +170,8 @@ def _read_features(saved: Saved, problem: Linearization, notes: list[str]) -> Fe
     stream = _read_stream(saved, problem)
     parts = [saved.part(f"block_{at}") for at in range(len(stream.blocks))]
     bases = [_read_basis(part, block) for part, block in zip(parts, stream.blocks, strict=True)]
-    indices = [
-        part.index("index", "any", below=math.prod(basis.shape)) for part, basis in zip(parts, bases, strict=True)
-    ]
+    pairs = zip(parts, bases, strict=True)
+    indices = [part.index("index", "any", below=math.prod(basis.shape)) for part, basis in pairs]
     return Projected(stream, bases, indices, notes, saved.flag("orthonormal"))
 
 

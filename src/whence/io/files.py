@@ -23,23 +23,13 @@ from torch import Tensor
 
 from whence.errors import CorruptArtifactError, FormatError, InputError, MissingFileError
 
-FORMAT = 7
-"""The format of files that are written and read."""
-
-MAX_HEADER_BYTES, MAX_HEADER_ITEMS = 16 * 2**20, 2**20
-"""Largest header, in bytes and in entries of lists and tables: a parsed entry takes a hundred bytes."""
-
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64, "I32": torch.int32}
-"""Dtypes that can be saved, by their names in safetensors."""
-
+FORMAT = 7  # of files that are written and read
+MAX_HEADER_BYTES, MAX_HEADER_ITEMS = 16 * 2**20, 2**20  # items of lists and tables: a parsed one takes a hundred bytes
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64, "I32": torch.int32}  # that can be saved
+# Start of every header, so that format and checksum are found without parsing.
 START = re.compile(rb'\{"__metadata__":\{"whence":"\{\\"format\\":([0-9]{1,9}),\\"sha256\\":\\"([0-9a-f]{64})\\",')
-"""Start of every header, so that format and checksum are found without parsing."""
-
-ZEROS = b"0" * 64
-"""Placeholder for the checksum while it is computed."""
-
-LARGEST = 2**48
-"""An upper bound on all sizes."""
+ZEROS = b"0" * 64  # placeholder for the checksum while it is computed
+LARGEST = 2**48  # an upper bound on all sizes
 
 
 @contextmanager
@@ -297,8 +287,7 @@ class Saved:
 
     def read(self, full: str) -> Tensor:
         """A tensor by its full name, as a copy."""
-        tensor: Tensor = self.file.get_tensor(full)
-        return tensor.clone()
+        return self.file.get_tensor(full).clone()  # type: ignore[no-any-return]  # safetensors has no annotations
 
     def has(self, name: str) -> bool:
         """Whether a tensor, field or part of this name exists."""

@@ -37,8 +37,7 @@ from whence.runtime.model_state import as_bytes, check_model, fingerprint, prese
 
 T = TypeVar("T")
 
-COMPARED = 5
-"""Number of training batches whose outputs are compared with the fit's, evenly spaced if the loader allows it."""
+COMPARED = 5  # training batches whose outputs are compared with the fit's, evenly spaced if the loader allows it
 
 
 def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path) -> None:
@@ -96,9 +95,8 @@ def restore(
             rescale(saved.part("model"), model)
         with preserved(model):
             check_same(saved.part("model"), model, saved.text("torch") == torch.__version__)
-            size = sum(entry.nbytes for entry in saved.entries.values())
-            instead = "Load it where there is more memory."
-            Budget(network.device, limit).require(size, f"the fit in {saved.path}", instead)
+            size, what = sum(entry.nbytes for entry in saved.entries.values()), f"the fit in {saved.path}"
+            Budget(network.device, limit).require(size, what, "Load it where there is more memory.")
             saved = replace(saved, dtypes=_dtypes(saved))
             part = saved.part("problem")
             loss = _read_likelihood(part.part("likelihood"), likelihood)
@@ -146,8 +144,7 @@ def _build(saved: Saved, problem: Linearization, limit: float | None, build: Cal
     noise_roots = saved.tensor("noise_roots", "algebra", "examples", "k", "columns")
     if len(noise_roots) not in (1, n):
         raise saved.wrong("noise_roots", f"for {n} examples, or one for all")
-    residuals = loo.residuals(slice(0, n), step.change)
-    roots = {"ho": noise_roots, **loo.roots_from(residuals, adjusted)}
+    roots = {"ho": noise_roots, **loo.roots_from(loo.residuals(slice(0, n), step.change), adjusted)}
     meats = Meats(roots, adjusted.hec3, loo.deletions, groups)
     part = saved.part("bread")
     read_curvature = KINDS[saved.text("structure", *KINDS)][2]
@@ -198,11 +195,10 @@ def _compare(problem: Linearization, bread: Any) -> None:
 def _diagnostics(saved: Saved) -> Diagnostics:
     found = []
     for name, given, words in saved.table("diagnostics", 3):
-        value = given if type(given) in (str, int) else number(given)
+        value = printable(given) if isinstance(given, str) else given if type(given) is int else number(given)
         if value is None or not isinstance(name, str) or not isinstance(words, str):
             raise saved.wrong("diagnostics", "rows of a name, a value and words")
-        shown = printable(value) if isinstance(value, str) else value
-        found.append(Finding(printable(name), shown, printable(words)))
+        found.append(Finding(printable(name), value, printable(words)))
     return Diagnostics(tuple(found))
 
 
@@ -276,8 +272,7 @@ def _read_sketch(saved: Saved, network: Network, likelihood: Likelihood, outputs
 
 def _read_budget(saved: Saved, limit: float | None, device: torch.device) -> Budget:
     """The memory limit of the fit, or the free memory if less: equal chunks give equal rounding errors."""
-    planned = saved.whole("limit", 0, 2**62)
-    return Budget(device, min(planned, Budget(device).limit) if limit is None else limit)
+    return Budget(device, min(saved.whole("limit", 0, 2**62), Budget(device).limit) if limit is None else limit)
 
 
 def _read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
@@ -326,8 +321,6 @@ def _read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, l
     return found
 
 
-# --- Is this the model that was fitted? -------------------------------------------------------------------------------
-
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
@@ -349,10 +342,10 @@ def _modules_of(model: nn.Module) -> list[list[str]]:
 def _tensors_of(model: nn.Module) -> list[list[Any]]:
     """Name, first name of the same tensor, dtype, shape and checksum of all parameters and buffers."""
     first: dict[int, str] = {}
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return [
         [name, first.setdefault(id(one), name), str(one.dtype), list(one.shape), sha256(as_bytes(one)).hexdigest()]
-        for name, one in named
+        for named in (model.named_parameters, model.named_buffers)
+        for name, one in named(remove_duplicate=False)
     ]
 
 

@@ -289,9 +289,7 @@ def _checks(fitted: Fitted, traced: Traced, trust: Trust, sampled: bool) -> Iter
         yield Check("Not checked", "note", {}, text)
     for one in trust:
         yield replace(one, name=one.name.capitalize(), level="note" if one.level == "not checked" else one.level)
-    text = (
-        f"The sum of the shares of all training examples differs from the variance by {percent(traced.gap)} (median)."
-    )
+    text = f"The sum of all training examples' shares differs from the variance by {percent(traced.gap)} (median)."
     if traced.gap > 0.2:
         text += " The structure of the curvature is an approximation: trust the order more than the size."
         yield Check("Shares and variances disagree", "careful", {}, text)

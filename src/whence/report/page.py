@@ -35,9 +35,8 @@ def write(fitted: Fitted, path: str | Path, *args: Any, **options: Any) -> Path:
     target = Path(path)
     if not target.parent.is_dir():
         raise InputError(f"expected a folder that exists, got {target.parent} in {target}. Make it first.")
-    html = render(environment, Report(fitted, *args, **options))
     # A lone surrogate (half a character, from broken text) cannot be encoded, so its code is shown.
-    target.write_bytes(html.encode("utf-8", "xmlcharrefreplace"))
+    target.write_bytes(render(environment, Report(fitted, *args, **options)).encode("utf-8", "xmlcharrefreplace"))
     return target
 
 

@@ -67,8 +67,7 @@ class DataSource:
         wanted = torch.tensor(sorted(examples), dtype=torch.long, device="cpu")
         batches = []
         for start, inputs, _ in self.read():
-            end = start + batch_size(inputs, "this batch")
-            rows = wanted[(wanted >= start) & (wanted < end)] - start
+            rows = wanted[(wanted >= start) & (wanted < start + batch_size(inputs, "this batch"))] - start
             if len(rows):
                 batches.append(take(inputs, rows))
         return DataSource(batches, self.positional)
@@ -158,8 +157,7 @@ class Task:
         flat = targets.reshape(len(targets)).double()
         if self.outputs == 1:
             return torch.where(flat.isnan(), UNKNOWN, (flat > (self.low + self.high) / 2).long())
-        known = (flat >= 0) & (flat < len(self.names))
-        return torch.where(known, flat, UNKNOWN).long()
+        return torch.where((flat >= 0) & (flat < len(self.names)), flat, UNKNOWN).long()
 
     def text(self, value: Tensor) -> str:
         """A class, some labels or some numbers, as text."""

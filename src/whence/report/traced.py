@@ -99,8 +99,7 @@ def _sums(terms: Terms, mean_noise: float) -> tuple[LargestShares, LargestShares
     most = min(EXAMPLES, terms.ho.shape[1])
     hec3, ho = (divide(values, values.sum(1, keepdim=True), 0.0) for values in (terms.hec3, terms.ho))
     check, near = (LargestShares(*(part.cpu() for part in largest(shares, most))) for shares in (hec3, ho))
-    excess = terms.hec3.sum(0) - mean_noise * terms.ho.sum(0)
-    return check, near, terms.hec3.sum(1), excess
+    return check, near, terms.hec3.sum(1), terms.hec3.sum(0) - mean_noise * terms.ho.sum(0)
 
 
 @dataclass(frozen=True)
@@ -136,8 +135,7 @@ def regions_to_collect(fitted: Fitted, traced: Traced, most: int) -> list[Action
     scarce = traced.chosen[traced.explanation.scarce[traced.chosen]]
     if not len(scarce):
         return []
-    order = largest_first(traced.explanation.ho[scarce])
-    pool = scarce[order[: max(1, POOL // fitted.problem.k)]].sort().values
+    pool = scarce[largest_first(traced.explanation.ho[scarce])[: max(1, POOL // fitted.problem.k)]].sort().values
     chosen = traced.inputs.select(torch.searchsorted(traced.chosen, pool).tolist())
     batches = for_each_batch(fitted, chosen.batches, lambda inputs, _: inputs)
     with using_model(fitted):

@@ -115,8 +115,7 @@ class UsualValues:
 
 def _far(name: str, value: float, known: NDArray[np.float64], low: float, high: float) -> str:
     """Why a value outside the range of its column is impossible, or ""."""
-    side = value < low
-    at = np.searchsorted(known, value, "right") if side else np.searchsorted(known, value, "left") - 1
+    at = np.searchsorted(known, value, "right") if value < low else np.searchsorted(known, value, "left") - 1
     nearest = float(known[at])
     across = value <= 0 < low or high < 0 <= value
     if abs(nearest - value) < (ACROSS_ZERO if across else BEYOND) * (high - low) or high <= low:

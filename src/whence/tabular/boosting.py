@@ -169,6 +169,5 @@ def _model(target: Target, mask: Any, trees: int, setting: dict[str, int]) -> An
 
 def _staged(model: Any, x: Any, target: Target) -> Any:
     """Yield the outputs (m, k) after each iteration."""
-    stages = model.staged_predict(x) if target.task == "regression" else model.staged_decision_function(x)
-    for stage in stages:
+    for stage in model.staged_predict(x) if target.task == "regression" else model.staged_decision_function(x):
         yield torch.from_numpy(numpy.asarray(stage, dtype=numpy.float64).reshape(len(x), -1))

@@ -264,9 +264,7 @@ def _open_parquet(path: Path) -> _Source:
     try:
         from pyarrow import ArrowException, parquet  # an extra: only parquet files need it
     except ModuleNotFoundError as error:
-        words = (
-            "expected pyarrow for a parquet file. Install it: pip install 'whence[table]', or save the table as CSV."
-        )
+        words = "expected pyarrow for a parquet file. Install it: pip install 'whence[table]', or save it as CSV."
         raise ModuleNotFoundError(words, name="pyarrow") from error
     try:
         file = parquet.ParquetFile(path)

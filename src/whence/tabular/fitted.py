@@ -107,11 +107,8 @@ class TableModel:
             cells = table.columns[column.name]
             odd = column.unrecognized(cells)
             if odd.any():
-                what = (
-                    "a category that was not in the training data"
-                    if column.kind == "category"
-                    else f"text that is not a {column.kind}"
-                )
+                new = "a category that was not in the training data"
+                what = new if column.kind == "category" else f"text that is not a {column.kind}"
                 rows = f"{int(odd.sum())} of {len(odd)} rows"
                 notes.append(f"{column.name!r} holds {what} in {rows}, such as {examples(cells[odd])}")
         return notes + self.clipped(table)
@@ -137,19 +134,15 @@ class TableModel:
             return numpy.full(len(table), numpy.nan)
         return self.target.parse(table.columns[self.target.name])
 
-    def batch(self, inputs: Tensor, values: Any) -> tuple[Tensor, Any]:
-        """Inputs and targets for `whence.fit`."""
-        if self.learner == "trees":
-            return inputs, values
-        targets = torch.as_tensor(values, device="cpu")
-        if self.target.outputs > 1:
-            return inputs, targets.long()
-        return inputs, targets.to(torch.float64 if self.target.task == "regression" else inputs.dtype).unsqueeze(1)
-
     def fitted_with(self, predictor: nn.Module | Trees, inputs: Tensor, values: Any) -> tuple[Any, Any]:
         """Model and data for `whence.fit` and `whence.load`."""
-        batch = self.batch(inputs, values)
-        return (predictor.ensemble(self.target), batch) if isinstance(predictor, Trees) else (predictor, [batch])
+        if isinstance(predictor, Trees):
+            return predictor.ensemble(self.target), (inputs, values)
+        targets = torch.as_tensor(values, device="cpu")
+        if self.target.outputs > 1:
+            return predictor, [(inputs, targets.long())]
+        dtype = torch.float64 if self.target.task == "regression" else inputs.dtype
+        return predictor, [(inputs, targets.to(dtype).unsqueeze(1))]
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> TableModel:
@@ -223,10 +216,10 @@ class FittedTable:
 def prepare(
     table: TextTable,
     target: str,
-    *,
     task: Task | None = None,
     ignore: Sequence[str] = (),
     groups: str | None = None,
+    *,
     test: float = 0.2,
     width: int | None = None,
     seed: int = 0,
@@ -294,14 +287,13 @@ def fit_table(
 
     `seed` sets the initial weights of the network.
     """
-    values, target = prepared.values[prepared.split.train], prepared.model.target
-    train = prepared.table.take(prepared.split.train)
+    split, target = prepared.split, prepared.model.target
+    values, train = prepared.values[split.train], prepared.table.take(split.train)
     learners: list[Learner] = ["network", "trees"] if learner == "auto" else [learner]
     models = [replace(prepared.model, learner=one) for one in learners]
     inputs = [model.encode(train) for model in models]
-    pairs = zip(models, inputs, strict=True)
-    folds = [torch.from_numpy(numpy.isin(prepared.split.train, rows)) for rows in prepared.split.validation]
-    trained = [_train(model, x, values, folds, seed, progress) for model, x in pairs]
+    folds = [torch.from_numpy(numpy.isin(split.train, rows)) for rows in split.validation]
+    trained = [_train(model, x, values, folds, seed, progress) for model, x in zip(models, inputs, strict=True)]
     known = torch.stack([torch.isfinite(one.held_out).all(1) for one in trained]).all(0)
     losses = [float(mean_loss(target, one.held_out[known], torch.from_numpy(values)[known])) for one in trained]
     at = losses.index(min(losses))
@@ -311,18 +303,8 @@ def fit_table(
     if target.task == "regression":
         intervals = Intervals.of(tracer, torch.from_numpy(values).unsqueeze(1) - best.held_out)
         losses = [target.scale * loss**0.5 for loss in losses]
-    return FittedTable(
-        model=model,
-        predictor=best.predictor,
-        tracer=tracer,
-        inputs=x,
-        values=values,
-        rows=train.rows,
-        intervals=intervals,
-        usual=UsualValues.of(frame_of(model.shown(train))),
-        settings=best.settings,
-        validation=dict(zip(learners, losses, strict=True)),
-    )
+    usual, errors = UsualValues.of(frame_of(model.shown(train))), dict(zip(learners, losses, strict=True))
+    return FittedTable(model, best.predictor, tracer, x, values, train.rows, intervals, usual, best.settings, errors)
 
 
 def _train(model: TableModel, inputs: Tensor, values: Any, folds: list[Tensor], seed: int, progress: bool) -> Trained:
@@ -395,14 +377,15 @@ def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None
         else:
             weights = predictor.state_dict()
         save_file(weights, new / WEIGHTS[fitted.model.learner])
-        rows = torch.as_tensor(fitted.rows.astype("int64"), device="cpu")
-        training = {"inputs": fitted.inputs, "values": torch.as_tensor(fitted.values, device="cpu"), "rows": rows}
+        numbers = {"values": fitted.values, "rows": fitted.rows.astype("int64")}
+        numbers["constant"] = numpy.float64(fitted.usual.constant)
+        numbers |= {f"usual.{name}": values for name, values in fitted.usual.measured().items()}
+        training = {name: torch.as_tensor(values, device="cpu") for name, values in numbers.items()}
+        training["inputs"] = fitted.inputs
         if fitted.intervals is not None:
             training |= {f"intervals.{name}": values for name, values in vars(fitted.intervals).items()}
-        training |= {f"usual.{name}": torch.from_numpy(one) for name, one in fitted.usual.measured().items()}
         if fitted.tracer.held_out is not None:
             training["held_out"] = fitted.tracer.held_out
-        training["constant"] = torch.tensor(fitted.usual.constant, dtype=torch.float64, device="cpu")
         save_file(training, new / TRAINING)
         fitted.tracer.save(new / FIT)
 

@@ -66,8 +66,7 @@ def choose_width(inputs: int, outputs: int, rows: int) -> int:
 
 def build_network(inputs: int, width: int, target: Target) -> nn.Sequential:
     """The network, with arbitrary weights."""
-    sizes = (inputs, width, width, target.outputs)
-    first, second, last = (nn.Linear(*size, device="cpu") for size in pairwise(sizes))
+    first, second, last = (nn.Linear(*size, device="cpu") for size in pairwise((inputs, width, width, target.outputs)))
     units = [Units(target.shift, target.scale)] if target.task == "regression" else []
     return nn.Sequential(first, nn.SiLU(), second, nn.SiLU(), last, *units)
 

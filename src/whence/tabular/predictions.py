@@ -11,6 +11,7 @@ import numpy
 from whence.display import number
 from whence.influence.intervals import LEVEL
 from whence.influence.training import WrongLabels, wrong_labels
+from whence.results import Uncertainty
 from whence.tabular.files import TextTable
 from whence.tabular.fitted import FittedTable
 from whence.tabular.target import Target
@@ -42,6 +43,7 @@ class RowPredictions:
     values: Any  # (m,) observed values, NaN if missing
     frame: pandas.DataFrame
     probabilities: Any  # (m, classes) of all classes; (m, 0) for numbers
+    uncertainty: Uncertainty
 
     def scores(self, which: Any = slice(None)) -> list[Score]:
         """Scores of the predictions of some rows, if their targets are known."""
@@ -75,8 +77,7 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
     import pandas  # an extra: only tables need it
 
     model, tracer = fitted.model, fitted.tracer
-    inputs = model.encode(table)
-    uncertainty = tracer.predict(fitted.batches(inputs), covariance=True)
+    uncertainty = tracer.predict(fitted.batches(model.encode(table)), covariance=True)
     hec3 = uncertainty.hec3.sum(1).numpy()
     probabilities = numpy.zeros((len(table), 0))
     columns: dict[str, Any]
@@ -101,14 +102,13 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
         verdicts: dict[str, Any] = {"verdict": list(found.verdicts)}
         verdicts |= {name: getattr(found, name).numpy() for name in ("noise", "scarcity", "noise_p", "scarcity_p")}
         for name in ("check", "near"):  # training examples by their rows in the file
-            rows = fitted.rows[getattr(found, name).numpy()].tolist()
-            verdicts[name] = [" ".join(map(str, some)) for some in rows]
+            verdicts[name] = [" ".join(map(str, some)) for some in fitted.rows[getattr(found, name).numpy()]]
         for name, cells in verdicts.items():
             frame[name] = "" if isinstance(cells[0], str) else numpy.nan
             frame.iloc[explained, frame.columns.get_loc(name)] = cells
         reasons = numpy.array(fitted.impossible(table), dtype=object)
         frame.loc[(reasons != "") & (frame["verdict"] != "").to_numpy(), "verdict"] = CHECK_INPUT
-    return RowPredictions(table, fitted, model.targets(table), frame, probabilities)
+    return RowPredictions(table, fitted, model.targets(table), frame, probabilities, uncertainty)
 
 
 CHECK_INPUT = "check the input"  # the verdict on impossible rows, which their columns show and no network
@@ -173,25 +173,22 @@ class RowLabels:
         """From predictions of all rows, and the positions of the training rows among them."""
         target, tracer = predictions.fitted.model.target, predictions.fitted.tracer
         labels, m = predictions.values, len(predictions.table)
-        rank = numpy.zeros(m)
+        rank, counted = numpy.zeros(m), numpy.isfinite(labels)
         if target.classes:
-            suggested, sure = (getattr(predictions.probabilities, name)(1) for name in ("argmax", "max"))
-            known = numpy.where(numpy.isfinite(labels), labels, 0).astype(int)
-            suspicion = 1.0 - predictions.probabilities[numpy.arange(m), known]
+            suggested, sure = predictions.probabilities.argmax(1), predictions.probabilities.max(1)
+            own = numpy.where(counted, labels, 0).astype(int)
+            suspicion = 1.0 - predictions.probabilities[numpy.arange(m), own]
         else:
-            predicted = tracer.predict(predictions.fitted.row_batches(predictions.table))
-            suggested = predicted.mean[:, 0].cpu().numpy()
-            sure = (predicted.laplace[:, 0].cpu() + tracer.noise_scale).sqrt().numpy()
+            suggested = predictions.uncertainty.mean[:, 0].numpy()
+            sure = (predictions.uncertainty.laplace[:, 0] + tracer.noise_scale).sqrt().numpy()
             suspicion = numpy.abs(labels - suggested) / sure
         suggested, sure = suggested.astype(float), sure.astype(float)
         frame = tracer.training_frame()
         suggested[train] = frame["suggested"]
         sure[train] = frame["suggested_probability" if target.classes else "suggested_std"]
         suspicion[train], rank[train] = frame["suspicion"], frame["suspect_rank"]
-        suspicion = numpy.where(numpy.isfinite(labels), suspicion, numpy.nan)
-        order = numpy.lexsort((rank, -suspicion))  # ranks order ties of suspicion; NaN comes last
-        counted = numpy.isfinite(labels)
-        order = order[: int(counted.sum())]
+        suspicion = numpy.where(counted, suspicion, numpy.nan)
+        order = numpy.lexsort((rank, -suspicion))[: int(counted.sum())]  # ranks order ties of suspicion; NaN is last
         if predictions.fitted.model.learner == "trees":  # their splits have learned the labels of training rows
             counted[train] = False
         return cls(target, labels, suggested, sure, suspicion, order, counted)
@@ -210,18 +207,12 @@ class RowLabels:
 
     def wrong(self) -> WrongLabels | None:
         """How many labels are wrong in all; `None` for numbers."""
-        known = self.counted
-        if not self.target.classes:
-            return None
-        return wrong_labels(self.labels[known], self.suggested[known], self.sure[known], len(self.target.classes))
+        known, classes = self.counted, len(self.target.classes)
+        return wrong_labels(self.labels[known], self.suggested[known], self.sure[known], classes) if classes else None
 
     def columns(self) -> dict[str, Any]:
-        """Columns for a file: the suggested label, how sure it is, and the suspicion."""
-        sure = "suggested_probability" if self.target.classes else "suggested_std"
-        return {"suggested": self.suggested_cells(), sure: self.sure, "suspicion": self.suspicion}
-
-    def suggested_cells(self) -> Any:
-        """(m,) names of classes, or numbers."""
-        if not self.target.classes:
-            return self.suggested
-        return numpy.array(self.target.classes, dtype=object)[self.suggested.astype(int)]
+        """Columns for a file: the suggested label (the name of a class, or a number), how sure it is, the suspicion."""
+        names, suggested = self.target.classes, self.suggested
+        cells = numpy.array(names, dtype=object)[suggested.astype(int)] if names else suggested
+        sure = "suggested_probability" if names else "suggested_std"
+        return {"suggested": cells, sure: self.sure, "suspicion": self.suspicion}

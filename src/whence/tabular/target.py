@@ -73,8 +73,7 @@ class Target:
         indices = {name: float(index) for index, name in enumerate(self.classes)}
         alike = Counter(map(folded, self.classes))
         indices |= {folded(name): at for name, at in indices.items() if alike[folded(name)] == 1}
-        named = map(_class_of, cells)
-        return numpy.array([indices.get(name, indices.get(folded(name), numpy.nan)) for name in named])
+        return numpy.array([indices.get(name, indices.get(folded(name), numpy.nan)) for name in map(_class_of, cells)])
 
 
 def find_column(name: str, names: list[str]) -> str:
@@ -221,8 +220,7 @@ def split_rows(values: Any, target: Target, test: float, seed: int, groups: Any 
     generator = numpy.random.default_rng(seed)
     unlabelled, share = numpy.flatnonzero(~numpy.isfinite(values)), min(test, MAX_TEST_ROWS / len(known))
     if groups is not None:
-        train, validation, held_out = _split_groups(known, values, target, share, groups, generator)
-        return RowSplit(train, validation, held_out, unlabelled)
+        return RowSplit(*_split_groups(known, values, target, share, groups, generator), unlabelled)
     strata = [known[values[known] == index] for index in range(len(target.classes))] or [known]
     held_out, strata = _draw(strata, share, generator)
     train = numpy.sort(numpy.concatenate(strata))
@@ -269,9 +267,8 @@ def group_labels(cells: Any) -> Any:
         >>> group_labels(numpy.array(["a", "", "a", "?"], dtype=object)).tolist()
         ['a', '(row 1)', 'a', '(row 3)']
     """
-    missing = is_missing(cells)
-    named = zip(cells, missing, strict=True)
-    return numpy.array([f"(row {at})" if gone else cell.strip() for at, (cell, gone) in enumerate(named)], dtype=object)
+    rows = numpy.array([f"(row {at})" for at in range(len(cells))], dtype=object)
+    return numpy.where(is_missing(cells), rows, [cell.strip() for cell in cells])
 
 
 def check_row_count(known: int, name: str) -> None:
@@ -325,11 +322,10 @@ def suspicious_columns(
     """Notes on columns that may leak the target, and on ids that repeat if rows are not grouped."""
     values = target.parse(table.columns[target.name])
     some = numpy.linspace(0, len(values) - 1, min(MOST_ROWS, len(values))).round().astype(int)
-    notes = []
-    used = [column for column in found if not isinstance(column, ExcludedColumn)]
+    notes, several = [], sum(not isinstance(column, ExcludedColumn) for column in found) > 1
     for column in found:
         cells, share = table.columns[column.name], 0.0
-        if not isinstance(column, ExcludedColumn) and len(used) > 1:
+        if not isinstance(column, ExcludedColumn) and several:
             share = explained_alone(column.features(cells[some])[:, 0], values[some], bool(target.classes))
         if share > LEAK:
             notes.append(

@@ -37,7 +37,7 @@ def work_items(prepared: Prepared, fitted: FittedTable, labels: RowLabels, most:
     """
     import pandas  # an extra: only tables need it
 
-    table, target, suggested = prepared.table, prepared.model.target, labels.suggested_cells()
+    table, target, suggested = prepared.table, prepared.model.target, labels.columns()["suggested"]
     todo = dict.fromkeys(labels.doubtful[:most].tolist(), CHECK)
     todo |= dict.fromkeys(rows_to_label(prepared, fitted, most), LABEL)
     at = numpy.array(list(todo), dtype=int)
@@ -109,9 +109,7 @@ def read_answers(path: Path) -> tuple[list[Answer], int]:
     found = [Answer(*map(str, cells)) for cells in zip(*(columns[name] for name in NEEDED), strict=True)]
     given = [answer for answer in found if answer.value.strip()]
     if not given:
-        raise InputError(
-            f"expected answers in {path.name}, got none in {len(found)} rows. Fill in the column `answer`."
-        )
+        raise InputError(f"expected answers in {path.name}, got none in {len(found)} rows. Fill in column `answer`.")
     return given, len(found) - len(given)
 
 

@@ -138,8 +138,7 @@ def leaf_masses(model: LeafSum, likelihood: Likelihood, batches: Sequence[tuple[
         leaves = inputs["leaves"].long()
         with torch.no_grad():
             outputs = model(leaves)
-        checked = likelihood.check_targets(targets, outputs, "y")
-        roots = likelihood.hessian_root(outputs, checked)
+        roots = likelihood.hessian_root(outputs, likelihood.check_targets(targets, outputs, "y"))
         each = torch.ones_like(outputs) if roots is None else roots.square().sum(2)  # (n, k) the Hessian's diagonal
         if weights:
             each = each * weights[0].unsqueeze(1)

@@ -22,13 +22,13 @@ from whence.curvature.base import times_hessian
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import InputError, SingularCurvatureError, TooLargeError
 from whence.estimators import assemble
-from whence.influence.fitted import Fitted, alignments, inputs_of, training_examples, using_model
+from whence.influence.fitted import Fitted, alignments, inputs_of, join_batches, training_examples, using_model
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.linalg import largest
 from whence.runtime.model_state import rounded_products
 from whence.trust import checks
-from whence.trust.checks import FINE, Check, Trust, fold, if_solved, level_of, worst
+from whence.trust.checks import FINE, Check, Trust, fold_change, if_solved, level_of, worst
 
 ITERATIONS = 1000  # most iterations of an exact solve
 VERDICT_FACTOR = 4  # verdicts are compared on a sample larger by this factor: they cost less than solves
@@ -47,7 +47,7 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
     with using_model(fitted):
         next(part)
         many = draw_sample(fitted, x, VERDICT_FACTOR * sample, generator)
-        few = fewer(many, sample)
+        few = subsample(many, sample)
         shapes = [(batch_size(inputs, "the sample"), problem.output_count(inputs)) for inputs in few]
         directions = [random_signs(shape, problem.outputs, generator) for shape in shapes]
         ours = _structure_variances(fitted, few, directions)
@@ -61,7 +61,7 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
             next(part)
             second = ExactSolver(fitted, tolerance, ITERATIONS, start + 0.8 * seconds)
             exact = second.variances(few, directions)
-            factor = float(_over(ours["hec3"], exact["hec3"]).median())  # scales standard errors to the exact ones
+            factor = float(_ratio(ours["hec3"], exact["hec3"]).median())  # scales standard errors to the exact ones
             errors = (ours["trace"] / factor if factor > 0 else ours["trace"]).clamp_min(0.0).sqrt()
             solved = first.residual <= checks.UNCONVERGED
             found = [
@@ -80,13 +80,12 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
 
 def _structure_variances(fitted: Fitted, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
     """(m,) Ho and HeC3 by the fit, along one direction of the outputs of each prediction, and the trace of HeC3."""
-    found: dict[str, list[Tensor]] = {"ho": [], "hec3": [], "trace": []}
+    found = []
     for inputs, some in zip(sample, directions, strict=True):
         covariances = fitted.sandwich.predict(inputs).covariances
-        for name in ("ho", "hec3"):
-            found[name].append(torch.einsum("mk,mkl,ml->m", some, covariances[name], some))
-        found["trace"].append(_trace(covariances["hec3"]))
-    return {name: torch.cat(values) for name, values in found.items()}
+        along = {name: torch.einsum("mk,mkl,ml->m", some, covariances[name], some) for name in ("ho", "hec3")}
+        found.append(along | {"trace": _trace(covariances["hec3"])})
+    return join_batches(found)
 
 
 def _check_variances(ours: dict[str, Tensor], exact: dict[str, Tensor], residual: float) -> Check:
@@ -95,17 +94,17 @@ def _check_variances(ours: dict[str, Tensor], exact: dict[str, Tensor], residual
     Ranks count only if single predictions deviate from the typical factor.
     """
     pairs = {name: (ours[name], exact[name]) for name in ("ho", "hec3")}
-    pairs["ratio"] = _over(ours["hec3"], ours["ho"]), _over(exact["hec3"], exact["ho"])
-    factors = {name: _over(*pair) for name, pair in pairs.items()}
+    pairs["ratio"] = _ratio(ours["hec3"], ours["ho"]), _ratio(exact["hec3"], exact["ho"])
+    factors = {name: _ratio(*pair) for name, pair in pairs.items()}
     typical = {name: float(one.median()) for name, one in factors.items()}
     ranks = {name: rank_correlation(*pair) for name, pair in pairs.items()}
-    largest = {name: max(fold(float(one)) for one in factors[name]) for name in ("ho", "hec3")}
+    largest = {name: max(fold_change(float(one)) for one in factors[name]) for name in ("ho", "hec3")}
     scattered = [
         ranks[name]
         for name, middle in typical.items()
-        if middle <= 0 or max(fold(float(one) / middle) for one in factors[name]) > checks.FOLD[0]
+        if middle <= 0 or max(fold_change(float(one) / middle) for one in factors[name]) > checks.FOLD[0]
     ]
-    size = worst(level_of(fold(typical[name]), checks.FOLD) for name in largest)
+    size = worst(level_of(fold_change(typical[name]), checks.FOLD) for name in largest)
     order = worst([FINE, *(level_of(rank, checks.RANK) for rank in scattered if not math.isnan(rank))])
     words = "Variances have the size and order that the exact curvature gives."
     if order != FINE:
@@ -131,10 +130,10 @@ def _check_loo_residuals(fitted: Fitted, deletions: list[Deletion], steps: Exact
     ours = [size(one, fitted.adjusted.hec3[one.members]) for one in deletions]
     exact = [size(one, residuals) for one, residuals in zip(deletions, steps.loo_residuals, strict=True)]
     factor = sum(ours) / sum(exact) if sum(exact) > 0 else 1.0
-    largest = max(fold(a / b) if b > 0 else math.inf for a, b in zip(ours, exact, strict=True))
+    largest = max(fold_change(a / b) if b > 0 else math.inf for a, b in zip(ours, exact, strict=True))
     check = checks.judged(
         "leave-one-out",
-        worst([level_of(fold(factor), checks.FOLD), FINE if largest <= checks.FOLD[0] else checks.CAREFUL]),
+        worst([level_of(fold_change(factor), checks.FOLD), FINE if largest <= checks.FOLD[0] else checks.CAREFUL]),
         {"factor": factor, "worst": largest, "examples": float(len(deletions))},
         "Leave-one-out residuals of the most influential examples, squared, are those of the exact curvature.",
         "Leave-one-out residuals of the most influential examples, squared, are off by a factor, and HeC3 with "
@@ -223,18 +222,17 @@ def rank_correlation(one: Tensor, other: Tensor) -> float:
 
 def _root_mean_square(values: Tensor, errors: Tensor) -> float:
     """Root mean square of values over standard errors."""
-    return float(_over(values, errors, otherwise=0.0).square().mean().sqrt())
+    return float(_ratio(values, errors, otherwise=0.0).square().mean().sqrt())
 
 
-def _over(one: Tensor, other: Tensor, otherwise: float = 1.0) -> Tensor:
+def _ratio(one: Tensor, other: Tensor, otherwise: float = 1.0) -> Tensor:
     """The ratio; `otherwise` where both are zero."""
     zero = (one == 0) & (other == 0)
     return torch.where(zero, otherwise, one / torch.where(zero, 1.0, other))
 
 
 VECTORS_PER_SOLVE = 10  # vectors of the size of the weights that a solve keeps per right-hand side
-ROUNDING = 16
-"""Units in the last place by which outputs may differ from their linearization before it counts as an error."""
+ROUNDING = 16  # units in the last place by which outputs may differ from their linearization
 
 
 def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -> list[Inputs]:
@@ -247,23 +245,17 @@ def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -
         numbers = torch.rand(batch_size(inputs, "this batch"), generator=generator, dtype=torch.float64, device="cpu")
         if weights is not None:  # examples of weight zero do not count
             numbers[(weights[rows] <= 0).cpu()] = torch.inf
-        kept.append((numbers, inputs))
-        every = torch.cat([one for one, _ in kept]).sort().values
-        kept = [_up_to(every[:most][-1], numbers, inputs) for numbers, inputs in kept]
-        kept = [(numbers, inputs) for numbers, inputs in kept if len(numbers)]
+        order = numbers.argsort()[: int(torch.isfinite(numbers).sum())]
+        kept.append((numbers[order], take(inputs, order)))
+        smallest = torch.cat([numbers for numbers, _ in kept]).sort().values[:most]
+        sized = [(int(torch.isin(numbers, smallest).sum()), numbers, inputs) for numbers, inputs in kept]
+        kept = [(numbers[:size], take(inputs, slice(0, size))) for size, numbers, inputs in sized if size]
     if not kept:
         raise InputError("expected at least one input to check, got none.")
     return [inputs for _, inputs in kept]
 
 
-def _up_to(bound: Tensor, numbers: Tensor, inputs: Inputs) -> tuple[Tensor, Inputs]:
-    """Inputs whose number is finite and at most the bound, in the order of their numbers."""
-    order = numbers.argsort()
-    index = order[(numbers[order] <= bound) & torch.isfinite(numbers[order])]
-    return numbers[index], take(inputs, index)
-
-
-def fewer(sample: list[Inputs], most: int) -> list[Inputs]:
+def subsample(sample: list[Inputs], most: int) -> list[Inputs]:
     """At most `most` inputs of a sample: a proportional share of each batch, in the random order of the batch."""
     sizes = [batch_size(inputs, "the sample") for inputs in sample]
     share, found, total = min(1.0, most / max(sum(sizes), 1)), [], 0
@@ -299,8 +291,7 @@ def most_influential(fitted: Fitted, sample: list[Inputs], most: int) -> list[De
     found = []
     for at in top.tolist():
         unit, column = divmod(at, influence.shape[1])
-        one = torch.tensor([unit], device=flat.device)
-        members = one if groups is None else (groups.index == unit).nonzero().squeeze(1)
+        members = top.new_tensor([unit]) if groups is None else (groups.index == unit).nonzero().squeeze(1)
         found.append(Deletion(members, slice(column * width, (column + 1) * width)))
     return found
 
@@ -340,10 +331,6 @@ class ExactSolver:
 
     A solve stops at a relative residual (not below the precision of the weights), after a number of iterations, or at
     the deadline, a time of `time.monotonic`.
-
-    Attributes:
-        residual: the largest relative residual of a solve so far.
-        iterations: iterations of conjugate gradients so far.
     """
 
     def __init__(self, fitted: Fitted, tolerance: float, most_iterations: int, deadline: float) -> None:
@@ -351,15 +338,14 @@ class ExactSolver:
         self.jacobian = fitted.problem.jacobian()
         self.tolerance = max(tolerance, 4 * self.jacobian.precision)
         self.most_iterations, self.deadline = most_iterations, deadline
-        self.residual, self.iterations = 0.0, 0
+        self.residual, self.iterations = 0.0, 0  # the largest relative residual, and all iterations, so far
 
     def variances(self, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
         """(m,) Laplace, Ho and HeC3 along directions v of the outputs, (m, k) per batch: v^T J F^-1 M F^-1 J^T v.
 
         HeC3 uses the weights that the fit gave to its examples, so that only the curvature is compared.
         """
-        found: dict[str, list[Tensor]] = {"laplace": [], "ho": [], "hec3": []}
-        most = self.chunk_size()
+        found, most = [], self.chunk_size()
         for inputs, every in zip(sample, directions, strict=True):
             for low in range(0, len(every), most):
                 some = every[low : low + most]
@@ -367,10 +353,8 @@ class ExactSolver:
                 cotangents = torch.diag_embed(some.T).permute(1, 2, 0)
                 right = self.jacobian.vjp(take(inputs, slice(low, low + len(some))), cotangents)
                 solved = self.solve(right)
-                found["laplace"].append((right * solved).sum(1))
-                for name, value in self._meat_forms(solved).items():
-                    found[name].append(value)
-        return {name: torch.cat(values) for name, values in found.items()}
+                found.append({"laplace": (right * solved).sum(1), **self._meat_forms(solved)})
+        return join_batches(found)
 
     def steps(self, deletions: list[Deletion], signs: Tensor) -> ExactSteps:
         """The Newton step, the steps without each deletion, and the trace of the hat matrix along signs (h, n, q)."""
@@ -424,9 +408,8 @@ class ExactSolver:
         problem = self.problem
         total = torch.zeros(len(cotangents), problem.selection.size, dtype=problem.dtype, device=problem.device)
         some = cotangents.flatten(2).any(2).any(0).nonzero().squeeze(1)
-        if len(some):
-            for which, inputs, _ in training_examples(self.fitted, some):
-                total += self.jacobian.vjp(inputs, cotangents[:, which])
+        for which, inputs, _ in training_examples(self.fitted, some) if len(some) else ():
+            total += self.jacobian.vjp(inputs, cotangents[:, which])
         return total
 
     def _meat_forms(self, solved: Tensor) -> dict[str, Tensor]:
@@ -465,13 +448,12 @@ def linearization_error(
 ) -> tuple[Tensor, float, float]:
     """Take steps (q, d) from the weights, or from the end of the step `start`, and compare outputs on a sample.
 
-    Returns:
-        The difference between the network's outputs and the linear change, minus possible rounding: (q, m) norms over
-        the outputs of each input. The same relative to the linear change. The share of it that rounding may hide.
+    Returns norms (q, m) of the difference between the network's outputs and the linear change, minus possible rounding;
+    the same relative to the linear change; and the share of the change that rounding may hide.
     """
     found = [_compare_outputs(solver, inputs, start, steps) for inputs in sample]
     linear, error, floor = (torch.cat([one.norm(dim=2) for one in some], dim=1) for some in zip(*found, strict=True))
-    return error, _share(error, linear), _share(floor, linear)
+    return error, _relative_norm(error, linear), _relative_norm(floor, linear)
 
 
 def own_linearization_error(
@@ -484,10 +466,10 @@ def own_linearization_error(
         for _, inputs, _ in training_examples(solver.fitted, one.members)
     ]
     linear, error, _ = (torch.cat([one.flatten() for one in some]) for some in zip(*found, strict=True))
-    return _share(error, linear)
+    return _relative_norm(error, linear)
 
 
-def _share(some: Tensor, whole: Tensor) -> float:
+def _relative_norm(some: Tensor, whole: Tensor) -> float:
     size = float(whole.norm())
     return float(some.norm()) / size if size > 0 else 0.0
 

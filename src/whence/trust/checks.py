@@ -38,8 +38,7 @@ MEANING = {
     NOT: "standard errors may be off by more than a factor of two, or the order of predictions may be wrong",
     SKIPPED: "nothing was checked",
 }
-"""What a level means, the same wherever it is shown."""
-PHRASES = {
+PHRASES = {  # numbers of checks in words; others are shown after their names
     "ho": "Ho is {} times the exact one",
     "hec3": "HeC3 is {} times the exact one",
     "ho rank": "rank correlation of Ho {}",
@@ -61,7 +60,6 @@ PHRASES = {
     "a tenth": "rank correlation with a tenth of lambda {}",
     "ten times": "with ten times lambda {}",
 }
-"""Numbers of checks in words; others are shown after their names."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ def level_of(value: float, bounds: tuple[float, float]) -> str:
     return FINE if value <= first else CAREFUL if value <= second else NOT
 
 
-def fold(factor: float) -> float:
+def fold_change(factor: float) -> float:
     """By how many times a factor is too large or too small."""
     return max(factor, 1.0 / factor) if factor > 0 else math.inf
 
@@ -194,24 +192,26 @@ def fold(factor: float) -> float:
 # Bounds of "fine" and of "careful" for each rule; docs/trust.md explains them.
 FOLD = (1.25, 2.0)  # factors on a variance. Intervals meant to cover 95 % then cover 92 to 97 %, and 83 to 99 %.
 RANK = (0.95, 0.8)  # rank correlations with the exact variances: below, the order suffers, and is lost
-STOPPED = (1.5, 8.0)
-"""HeC3 over HeC3 after a Newton step. Up to the second, standard errors were within a factor of two of retraining."""
-NEWTON_CHANGE = (0.25, 1.0)
-"""Root mean square change of predictions by a Newton step, or error of this change, in standard errors."""
-LONGEST_STEP = 1.25
-"""Longest Newton step, in lengths of the weights: if it is longer, the network is near no optimum at all."""
+STOPPED = (
+    1.5,
+    8.0,
+)  # HeC3 over HeC3 after a Newton step. Up to 8, standard errors were within twice those of retraining.
+NEWTON_CHANGE = (0.25, 1.0)  # root mean square change of predictions by a Newton step, or its error, in standard errors
+LONGEST_STEP = 1.25  # longest Newton step, in lengths of the weights; beyond, the network is near no optimum at all
 LINEARIZATION_ERROR = (0.3, 1.0)  # linearization error of a change of outputs, relative to the change
 SAME_ORDER = (0.8, 0.5)  # rank correlations of HeC3 with HeC3 at a tenth of lambda and at ten times lambda
-NEARLY_ALL = 0.9
-"""Degrees of freedom over the numbers in the training targets above which residuals say little about noise."""
-GUARDED = {"exact": (0.0, 0.01), "one_plus_q": (0.01, 0.2), "clip": (0.0, 0.0)}
-"""Shares of examples with a guarded leverage, by policy."""
+NEARLY_ALL = 0.9  # degrees of freedom over the numbers in the targets, above which residuals say little about noise
+GUARDED = {
+    "exact": (0.0, 0.01),
+    "one_plus_q": (0.01, 0.2),
+    "clip": (0.0, 0.0),
+}  # shares of examples, by policy
+# Estimated shares of HeC3 within a core. A sample is rough: it gave .90 to 1.00 if the true share was .97 or more,
+# .72 for .94, .36 for .55, and .40, .13 and .08 for .08, .05 and .04, where the network was certain of wrong labels.
 INSIDE = (0.7, 0.35)
-"""Estimated shares of HeC3 within a core. A sample is rough: it gave .90 to 1.00 if the true share was .97 or more,
-.72 for .94, .36 for .55, and .40, .13 and .08 for .08, .05 and .04, where the network was certain of wrong labels."""
+# HeC3 in a Kronecker eigenbasis over that of a sample of gradients. On networks that were not certain of wrong labels
+# it was .42 to 1.02, with HeC3 .57 to 6.6 times the exact one; on others .006 to .26, with HeC3 .01 to .27 times.
 DIAGONAL = (0.4, 0.15)
-"""HeC3 in a Kronecker eigenbasis over that of a sample of gradients. On networks that were not certain of wrong labels
-it was .42 to 1.02, with HeC3 .57 to 6.6 times the exact one; on others .006 to .26, with HeC3 .01 to .27 times."""
 BY_ROUNDING = (0.01, 0.2)  # shares of HeC3 along directions of an eigenbasis that are determined by rounding
 UNCONVERGED = 0.1  # relative residual of an exact solve above which nothing is concluded from it
 
@@ -241,13 +241,9 @@ def stationarity(size: float, change: float, factor: float, recentered: bool, fa
     last step, and standard errors are off by about the cube root of the factor between the two. If predictions move by
     more than a standard error, care is needed.
 
-    Args:
-        size: length of the Newton step relative to that of the weights.
-        change: change of the predictions by that step, in standard errors.
-        factor: HeC3 over HeC3 with the residuals after that step, over all training inputs.
-        recentered: whether the fit was recentered; the step is then what remains.
-        far: whether the step is known to be too long for a linearization.
-        trees: whether the weights are leaf values of trees.
+    `size` is the length of the Newton step (what remains of it if the fit was recentered) relative to that of the
+    weights, `change` that of the predictions by it in standard errors, `factor` is HeC3 over HeC3 with the residuals
+    after it. `far` says that it is known to be too long for a linearization, `trees` that weights are leaf values.
     """
     numbers = {"after the step": factor, "standard errors": change, "step": size}
     if trees and not recentered:
@@ -257,7 +253,7 @@ def stationarity(size: float, change: float, factor: float, recentered: bool, fa
             "these numbers, and do not take them for standard errors of a whole training."
         )
         return Check("stationarity", CAREFUL, numbers, words)
-    size_level, far_off = level_of(fold(factor), STOPPED), change > NEWTON_CHANGE[1]
+    size_level, far_off = level_of(fold_change(factor), STOPPED), change > NEWTON_CHANGE[1]
     level = worst([size_level, CAREFUL if far_off else FINE, NOT if size > LONGEST_STEP and not recentered else FINE])
     words = "The network is at the optimum of the penalised loss, as far as standard errors can tell."
     if level == FINE and change > NEWTON_CHANGE[0]:
@@ -272,7 +268,7 @@ def stationarity(size: float, change: float, factor: float, recentered: bool, fa
         )
     elif level != FINE:
         lost = "predictions" if size_level == FINE else "variances"
-        off = f"{fold(factor) ** (1 / 3):.1f} times too {'large' if factor > 1 else 'small'}"
+        off = f"{fold_change(factor) ** (1 / 3):.1f} times too {'large' if factor > 1 else 'small'}"
         guess = f" Standard errors may be about {off}; verdicts hardly change." if size_level != FINE else ""
         words = (
             f"The network is so far from the optimum of the penalised loss that its {lost} would be different there."
@@ -303,12 +299,9 @@ def factor_after_step(fitted: Fitted, change: Tensor) -> float:
 def linearization(loo: float, own: float, newton: float, recentered: bool, hidden: float) -> Check:
     """Whether outputs change linearly in the weights over the steps that matter.
 
-    Args:
-        loo: error of the change of predictions without influential examples, relative to the change.
-        own: the same on those examples themselves.
-        newton: error along the Newton step, in standard errors.
-        recentered: whether the fit was recentered; if not, no prediction depends on the Newton step.
-        hidden: share of the change that rounding may hide.
+    `loo` is the error of the change of predictions without influential examples, relative to the change, `own` the same
+    on those examples themselves, `hidden` the share that rounding may hide, and `newton` the error along the Newton
+    step in standard errors, on which predictions depend only if the fit was recentered.
     """
     without = level_of(max(loo, own), LINEARIZATION_ERROR)
     along = level_of(newton, NEWTON_CHANGE) if recentered else FINE
@@ -342,7 +335,7 @@ def degrees_of_freedom(fitted: Fitted, estimates: Tensor | None = None) -> Check
         figures |= {"exact": estimate, "error": error}
         if abs(found - estimate) > 2 * error:
             ends = (estimate - 2 * error, estimate + 2 * error)
-            factor = min(fold(found / end if end else math.inf) for end in ends)
+            factor = min(fold_change(found / end if end else math.inf) for end in ends)
     level = worst([NOT if share > 1.0 else CAREFUL if share > NEARLY_ALL else FINE, level_of(factor, FOLD)])
     words = "Fewer degrees of freedom than there are numbers to fit."
     if share > 1.0:
@@ -470,7 +463,7 @@ def _judged_share(
         yield judged(name, level_of(share, bounds), {"share": share}, fine, otherwise)
 
 
-MOST_OUTPUTS = 32  # not checked with more outputs: each source takes a backward pass for each
+MOST_OUTPUTS = 32  # gradients are not checked with more outputs: each source takes a backward pass for each
 
 
 def _can_sample(fitted: Fitted) -> bool:
@@ -593,7 +586,7 @@ class _Sample:
         """Examples with the largest leave-one-out residuals, and others evenly spaced."""
         problem = fitted.problem
         n, k, device = problem.n, problem.k, problem.device
-        first = fitted.problem.isometric(fitted.adjusted.hec3).square().sum(1).topk(min(sources // 2, n)).indices
+        first = problem.isometric(fitted.adjusted.hec3).square().sum(1).topk(min(sources // 2, n)).indices
         rest = torch.ones(n, dtype=torch.bool, device=device).index_fill(0, first, False).nonzero().squeeze(1)
         others = evenly_spaced(rest, sources // 2)
         counts = {int(at): 1.0 for at in first} | {int(at): len(rest) / max(len(others), 1) for at in others}
@@ -619,10 +612,10 @@ class _Sample:
         loo_residuals, roots = fitted.adjusted.hec3, fitted.problem.hessian_roots
         rows = {"point": self.signs[at].to(loo_residuals).unsqueeze(0)} if at in self.signs else {}
         if at in self.counts:
-            k = loo_residuals.shape[1]
-            root = torch.eye(k, dtype=loo_residuals.dtype, device=loo_residuals.device) if roots is None else roots[at]
-            if min(columns, k) < root.shape[1]:
+            most = min(columns, loo_residuals.shape[1])
+            root = torch.eye(loo_residuals.shape[1], device="cpu").to(loo_residuals) if roots is None else roots[at]
+            if most < root.shape[1]:
                 vectors, values, _ = torch.linalg.svd(root, full_matrices=False)
-                root = vectors[:, : min(columns, k)] * values[: min(columns, k)]
+                root = vectors[:, :most] * values[:most]
             rows |= {"pull": loo_residuals[at].unsqueeze(0), "column": root.T * self.counts[at] ** 0.5}
         return rows
