@@ -59,7 +59,8 @@ Edge = tuple[Any, int]  # a node of the graph, and which of its outputs
 class Walk(NamedTuple):
     """Result of a walk from the outputs to the parameters."""
 
-    reached: list[Record]  # uses the outputs depend on, except those with no rows (an expert without examples)
+    outputs: Tensor  # (n, k), with their graph
+    records: list[Record]  # uses the outputs depend on, except those with no rows (an expert without examples)
     unrecorded: set[str]  # parameters that the outputs depend on in a way that was not recorded
     may_reorder: bool  # whether some function may move rows of the batch to other rows, as sorting does
 
@@ -67,7 +68,7 @@ class Walk(NamedTuple):
 def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Tensor]) -> Walk:
     """Walk from the outputs (n, k) back to parameters and recorded uses, and stop there."""
     if not outputs.requires_grad:
-        return Walk([], set(), False)
+        return Walk(outputs, [], set(), False)
     names = {id(parameter): (name,) for name, parameter in parameters.items()}
     stops: dict[Edge, list[int]] = {}
     for at, record in enumerate(records):
@@ -93,7 +94,7 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
             elif not may_reorder and n > 1:
                 may_reorder = _may_reorder(node, n, last=node is first.node)
     used = [records[at] for at in sorted(reached) if 0 not in records[at].shape]
-    return Walk(used, unrecorded, may_reorder)
+    return Walk(outputs, used, unrecorded, may_reorder)
 
 
 OWN_FUNCTIONS: tuple[Any, ...] = (Columns, ConvolutionBackward, ScaleBackward, Relu)  # these keep rows in place
@@ -277,18 +278,18 @@ def _vectorized(outputs: Tensor, records: Sequence[Record], cotangents: Tensor, 
 class UseGradients:
     """Gradients in the output of one use, reduced to its parameters after each backward pass if these are smaller."""
 
-    def __init__(self, record: Record, layout: Layout, examples: int) -> None:
-        self.record, self.layout, self.examples = record, layout, examples
+    def __init__(self, record: Record, layout: Layout) -> None:
+        self.record, self.layout = record, layout
         self.grads: list[Tensor] = []  # (n, c, ...) in the output, each for some cotangents; empty if reduced
         self._reduced: dict[str, list[Tensor]] = {role: [] for role in record.roles}
         self._reduces = record.use.kind == "dense" or "weight" not in record.roles
 
-    def add(self, grads: Tensor | None, cotangents: int) -> None:
+    def add(self, grads: Tensor | None, cotangents: int, examples: int) -> None:
         """Add gradients (c, *shape) in the output; `None` for zeros."""
         if grads is None:
             shape, dtype, device = self.record.output
             grads = torch.zeros((), dtype=dtype, device=device).expand(cotangents, *shape)
-        grads = self.layout.canonical(grads, self.examples, lead=1)  # (n, c, ...)
+        grads = self.layout.canonical(grads, examples, lead=1)  # (n, c, ...)
         if not self._reduces:
             self.grads.append(grads)
             return
@@ -332,7 +333,6 @@ def tangents_of(
     blocks: Sequence[Block],
     outputs: Tensor,
     records: Sequence[Record],
-    layouts: Sequence[Layout],
     cotangents: Tensor,
     *,
     last: bool,
@@ -340,22 +340,22 @@ def tangents_of(
 ) -> list[Tangent]:
     """Pull cotangents (c, n, k) back to every use, in one vectorised pass if `batched`, and on to the blocks.
 
-    A block without recorded uses is zero; `last` frees the graph.
+    A block without recorded uses is zero, and so are uses without a layout; `last` frees the graph.
     """
-    uses = [UseGradients(record, layout, len(outputs)) for record, layout in zip(records, layouts, strict=True)]
-    passes = [cotangents] if batched else [*cotangents]
-    for number, cotangent in enumerate(passes if records else ()):
+    uses = [UseGradients(record, record.layout) for record in records if record.layout is not None]
+    n, passes = len(outputs), [cotangents] if batched else [*cotangents]
+    for number, cotangent in enumerate(passes if uses else ()):
         keep = not last or number + 1 < len(passes)
-        found = (_vectorized if batched else output_gradients)(outputs, records, cotangent, keep)
+        found = (_vectorized if batched else output_gradients)(outputs, [use.record for use in uses], cotangent, keep)
         for use, grads in zip(uses, found, strict=True):
-            use.add(grads if batched or grads is None else grads.unsqueeze(0), len(cotangents) if batched else 1)
-    of_parameter: dict[str, set[int]] = {}
-    for at, record in enumerate(records):
-        for name in record.parameters:
-            of_parameter.setdefault(name, set()).add(at)
-    empty = outputs.detach().new_zeros(len(outputs), len(cotangents), 0)
-    own = (set().union(*(of_parameter.get(name, ()) for name in block.parameters)) for block in blocks)
-    return [_tangent(block, [uses[at] for at in sorted(of)], empty) for block, of in zip(blocks, own, strict=True)]
+            use.add(grads if batched or grads is None else grads.unsqueeze(0), len(cotangents) if batched else 1, n)
+    place = {name: at for at, block in enumerate(blocks) for name in block.parameters}
+    own: list[list[UseGradients]] = [[] for _ in blocks]
+    for use in uses:
+        for at in {place[name] for name in use.record.parameters if name in place}:
+            own[at].append(use)
+    empty = outputs.detach().new_zeros(n, len(cotangents), 0)
+    return [_tangent(block, each, empty) for block, each in zip(blocks, own, strict=True)]
 
 
 def _tangent(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Tangent:
