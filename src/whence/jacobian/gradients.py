@@ -332,29 +332,6 @@ class Concatenated(Factor):
         return torch.cat([part.transpose(-1, -2) for part in parts], 1).transpose(-1, -2)
 
 
-@dataclass(frozen=True)
-class Padded(Factor):
-    """A factor with zeros before and after its last axis: the gradients of some rows of a weight."""
-
-    part: Factor
-    start: int
-    size: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(..., e, t, size)."""
-        return (*self.part.shape[:-1], self.size)
-
-    def tensor(self) -> Tensor:
-        """The part between zeros."""
-        values = self.part.tensor()
-        return pad(values, (self.start, self.size - self.start - values.shape[-1]))
-
-    def project(self, basis: Tensor) -> Tensor:
-        """Use only the rows of the basis that belong to the part."""
-        return self.part.project(basis[:, self.start : self.start + self.part.shape[-1]])
-
-
 def promoted(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Convert both to a common dtype: in mixed precision, inputs and gradients differ."""
     dtype = torch.promote_types(one.dtype, other.dtype)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
+from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
 from whence.data.batches import Call, Inputs, batch_size, take
@@ -28,7 +29,6 @@ from whence.jacobian.gradients import (
     Kind,
     Kronecker,
     Layout,
-    Padded,
     Rows,
     Tangent,
     Whole,
@@ -379,7 +379,8 @@ def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kro
         if len(pairs) > 1:
             g = Concatenated(tuple(g for _, g in pairs), "cotangents")
         if source.view is not None and source.view.rows is not None:
-            g = Padded(g, source.view.rows[0], o)
+            before, after = source.view.rows[0], o - source.view.rows[1]
+            g = Whole(pad(g.tensor(), (before, after)))  # the gradient of the other rows is zero
         factors.append((a, g))
     if not factors:
         n, c, _ = empty.shape
