@@ -358,8 +358,7 @@ class LayerGradients:
                 a, g = (one.numel if on_gpu else math.prod(one.shape) for one in (tangent.a, tangent.g))
                 activations, gradients = activations + a / n, gradients + g / n
             else:
-                parts = tangent.parts if isinstance(tangent, Dense) else (tangent.grads,)
-                gradients += sum(part.numel() for part in parts) / n
+                gradients += (tangent.values if isinstance(tangent, Dense) else tangent.grads).numel() / n
         each = 2.0 if self.problem.gradients_are_half and on_gpu else 4.0
         return each * activations, each * gradients, workspace
 

@@ -186,15 +186,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Dense:
-    """Gradients in no particular form: one tensor for each parameter of the block, or one for all together."""
+    """Gradients in no particular form."""
 
     block: Block
-    parts: tuple[Tensor, ...]  # (n, c, p) for each parameter of the block, or one for all
-
-    @functools.cached_property
-    def values(self) -> Tensor:
-        """The gradients: (n, c, p)."""
-        return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts, -1)
+    values: Tensor  # (n, c, p)
 
     def materialize(self) -> Tensor:
         """The gradients: (n, c, p)."""
@@ -204,7 +199,7 @@ class Dense:
     def of_parameter(cls, name: str, grads: Tensor) -> Dense:
         """Gradients (n, c, *shape) of a parameter that forms its own block."""
         block = Block(name, (name,), (tuple(grads.shape[2:]),), "dense")
-        return cls(block, (grads.reshape(*grads.shape[:2], -1),))
+        return cls(block, grads.reshape(*grads.shape[:2], -1))
 
 
 Tangent: TypeAlias = Kronecker | Rows | Dense
@@ -214,7 +209,7 @@ def concatenate(tangents: Sequence[Any]) -> Tangent:
     """Concatenate tangents of several batches; missing positions are filled with zeros."""
     block = tangents[0].block
     if block.kind == "dense":
-        return Dense(block, (torch.cat([one.values for one in tangents]),))
+        return Dense(block, torch.cat([one.values for one in tangents]))
 
     def joined(parts: Sequence[Tensor], axis: int) -> Tensor:
         most = max(part.shape[axis] for part in parts)
@@ -293,43 +288,6 @@ class Whole(Factor):
         else:
             projected = (values.squeeze(-3) @ linear[0]).unsqueeze(-3) if one else values @ linear
         return projected if constant is None else projected + constant
-
-
-@dataclass(frozen=True)
-class Concatenated(Factor):
-    """Factors that are concatenated only when needed: along t (several calls of one weight) or c (cotangents)."""
-
-    parts: tuple[Factor, ...]
-    axis: Literal["positions", "cotangents"]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the first part, with the axis summed over all parts."""
-        sizes = [*self.parts[0].shape]
-        axis = -2 if self.axis == "positions" else 1
-        sizes[axis] = sum(part.shape[axis] for part in self.parts)
-        return tuple(sizes)
-
-    @property
-    def numel(self) -> int:
-        """Number of values in all parts."""
-        return sum(part.numel for part in self.parts)
-
-    def tensor(self) -> Tensor:
-        """All parts."""
-        return self._concatenate([part.tensor() for part in self.parts])
-
-    def project(self, basis: Tensor) -> Tensor:
-        """Project each part, then concatenate."""
-        return self._concatenate([part.project(basis) for part in self.parts])
-
-    def _concatenate(self, parts: Sequence[Tensor]) -> Tensor:
-        if self.axis == "positions":
-            return torch.cat([*parts], -2)
-        if not is_transposed_in_memory(parts[0]):
-            return torch.cat([*parts], 1)
-        # Keep the memory order: changing it costs a slow copy.
-        return torch.cat([part.transpose(-1, -2) for part in parts], 1).transpose(-1, -2)
 
 
 def promoted(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

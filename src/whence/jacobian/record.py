@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_map
 from whence.data.batches import Call, Inputs, batch_size, take
 from whence.jacobian.gradients import (
     Block,
-    Concatenated,
     Dense,
     Factor,
     Kind,
@@ -276,13 +275,12 @@ def _vectorized(outputs: Tensor, records: Sequence[Record], cotangents: Tensor, 
 
 
 class UseGradients:
-    """Gradients in the output of one use, reduced to its parameters after each backward pass if these are smaller."""
+    """Gradients in the output of one use; in its parameters, after each backward pass, if these are smaller."""
 
     def __init__(self, record: Record, layout: Layout) -> None:
         self.record, self.layout = record, layout
-        self.grads: list[Tensor] = []  # (n, c, ...) in the output, each for some cotangents; empty if reduced
-        self._reduced: dict[str, list[Tensor]] = {role: [] for role in record.roles}
         self._reduces = record.use.kind == "dense" or "weight" not in record.roles
+        self._parts: dict[str, list[Tensor]] = {role: [] for role in (record.roles if self._reduces else ("output",))}
 
     def add(self, grads: Tensor | None, cotangents: int, examples: int) -> None:
         """Add gradients (c, *shape) in the output; `None` for zeros."""
@@ -290,23 +288,26 @@ class UseGradients:
             shape, dtype, device = self.record.output
             grads = torch.zeros((), dtype=dtype, device=device).expand(cotangents, *shape)
         grads = self.layout.canonical(grads, examples, lead=1)  # (n, c, ...)
-        if not self._reduces:
-            self.grads.append(grads)
-            return
-        for role, values in self._reduced.items():
-            values.append(self._dense(role, grads))
+        for role, parts in self._parts.items():
+            parts.append(self._dense(role, grads) if self._reduces else grads)
 
     def _dense(self, role: str, grads: Tensor) -> Tensor:
         values = self.record.use.dense(role, self.layout, grads)
         return values.reshape(*grads.shape[:2], *self.record.roles[role].tensor.shape)
 
+    def joined(self, key: str = "output") -> Tensor:
+        """Gradients (n, c, ...) of all cotangents, in the output or in the tensor of a role if `add` reduced them."""
+        parts = self._parts[key]
+        if len(parts) > 1:
+            parts[:] = [torch.cat(parts, 1)]
+        return parts[0]
+
     def of_parameter(self, name: str) -> Iterator[tuple[Root, Tensor]]:
         """Yield gradients (n, c, *shape) in a parameter, or in rows taken from it."""
         for role, source in self.record.roles.items():
             if any(root.parameter == name for root in source.roots):
-                each = self._reduced[role] or [self._dense(role, grads) for grads in self.grads]
-                found = _to_roots(source, each[0] if len(each) == 1 else torch.cat(each, 1))
-                yield from ((root, grads) for root, grads in found if root.parameter == name)
+                grads = self.joined(role) if self._reduces else self._dense(role, self.joined())
+                yield from ((root, each) for root, each in _to_roots(source, grads) if root.parameter == name)
 
 
 def _to_roots(source: Tracked, grads: Tensor) -> Iterator[tuple[Root, Tensor]]:
@@ -364,7 +365,7 @@ def _tangent(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Tange
     if block.kind == "rows":
         return _rows(block, uses, empty)
     parts = [_dense(name, shape, uses, empty) for name, shape in zip(block.parameters, block.shapes, strict=True)]
-    return Dense(block, (parts[0] if len(parts) == 1 else torch.cat(parts, -1),))
+    return Dense(block, parts[0] if len(parts) == 1 else torch.cat(parts, -1))
 
 
 def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kronecker:
@@ -374,10 +375,7 @@ def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kro
         source = use.record.roles.get("weight")
         if source is None or source.parameter != block.parameters[0]:
             continue
-        pairs = [use.record.use.factors(use.layout, grads, block.has_bias) for grads in use.grads]
-        a, g = pairs[0]
-        if len(pairs) > 1:
-            g = Concatenated(tuple(g for _, g in pairs), "cotangents")
+        a, g = use.record.use.factors(use.layout, use.joined(), block.has_bias)
         if source.view is not None and source.view.rows is not None:
             before, after = source.view.rows[0], o - source.view.rows[1]
             g = Whole(pad(g.tensor(), (before, after)))  # the gradient of the other rows is zero
@@ -387,7 +385,7 @@ def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kro
         return Kronecker(block, Whole(empty.new_zeros(n, e, 0, i)), Whole(empty.new_zeros(n, c, e, 0, o)))
     if len(factors) == 1:
         return Kronecker(block, *factors[0])
-    a, g = (Concatenated(tuple(side), "positions") for side in zip(*factors, strict=True))
+    a, g = (Whole(torch.cat([one.tensor() for one in side], -2)) for side in zip(*factors, strict=True))
     return Kronecker(block, a, g)
 
 
@@ -398,7 +396,7 @@ def _rows(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Rows:
     for use in uses:
         source = use.record.roles.get("weight")
         if source is not None and source.parameter == block.parameters[0]:
-            found = [use.record.use.rows(use.layout, torch.cat(use.grads, 1))]
+            found = [use.record.use.rows(use.layout, use.joined())]
         else:
             roots = use.of_parameter(block.parameters[0])
             found = [_common_rows(root.index, grads) for root, grads in roots if root.index is not None]

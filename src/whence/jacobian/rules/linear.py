@@ -146,7 +146,7 @@ class Unfolded(Factor):
     windows: Windows  # the geometry
     layout: Layout  # where the examples are among the b images
     examples: int  # n
-    ones: bool  # whether a column of ones is appended
+    ones: bool = False  # whether a column of ones is appended
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -168,7 +168,12 @@ class Unfolded(Factor):
     def project(self, basis: Tensor) -> Tensor:
         """A convolution with the columns of the basis as kernels: the windows are never built."""
         images, basis = matched(self.images, basis)
-        if images.dtype == torch.float16 and self.shape[-2] <= FEW_WINDOWS and not self.ones and self.windows.groups == 1:
+        if (
+            images.dtype == torch.float16
+            and self.shape[-2] <= FEW_WINDOWS
+            and not self.ones
+            and self.windows.groups == 1
+        ):
             rows = self.windows.unfold(images).squeeze(1).transpose(1, 2).contiguous()
             return self._arrange((rows @ basis[0]).transpose(1, 2).unsqueeze(1))
         kernels, offsets = (basis[:, :-1], basis[:, -1]) if self.ones else (basis, None)
