@@ -115,26 +115,19 @@ class Windows:
         strides = (*images.stride()[:2], *inside, *between)
         view = images.as_strided((b, channels, *self.kernel, *counts), strides)
         t = torch.Size(counts).numel()
-        if not ones:
-            return view.reshape(b, self.groups, -1, t)
-        inner = (channels // self.groups, *self.kernel)
-        found = images.new_empty(b, self.groups, torch.Size(inner).numel() + 1, t)
-        found[:, :, -1] = 1.0
-        found[:, :, :-1].unflatten(3, tuple(counts)).unflatten(2, inner).copy_(view.unflatten(1, (self.groups, -1)))
-        return found
+        found = view.reshape(b, self.groups, -1, t)
+        return F.pad(found, (0, 0, 0, 1), value=1.0) if ones else found
 
     def convolve(self, images: Tensor, kernels: Tensor, offsets: Tensor | None) -> Tensor:
         """Convolve with kernels (e, i, r) of this geometry: the projected windows, (b, e, r, t)."""
         e, _, r = kernels.shape
         weight = kernels.transpose(1, 2).reshape(e * r, -1, *self.kernel)
-        alike = all(before == after for before, after in self.padding)
-        images = images if alike else self.padded(images)
+        images = self.padded(images)
         if images.dtype == torch.float16 and self.dims == 2 and not (weight.shape[0] % 8 or weight.shape[1] % 8):
             # the memory order for a GPU's tensor units; images are smaller than windows
             images, weight = (one.contiguous(memory_format=torch.channels_last) for one in (images, weight))
         bias = None if offsets is None else offsets.flatten()
-        padding = [pad[0] for pad in self.padding] if alike else 0
-        out = CONVOLUTIONS[self.dims](images, weight, bias, self.stride, padding, self.dilation, self.groups)
+        out = CONVOLUTIONS[self.dims](images, weight, bias, self.stride, 0, self.dilation, self.groups)
         return out.reshape(images.shape[0], e, r, -1)  # from (b, e r, *counts)
 
 
