@@ -30,10 +30,10 @@ from whence.jacobian.record import (
     Vectorized,
     Walk,
     differentiable,
-    gradient_forms,
     make_blocks,
     tangents_of,
     walk,
+    wanted_blocks,
 )
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import BatchAxes, Record, Recorder
@@ -286,8 +286,13 @@ class Capture:
     def _can_hold(self, blocks: Sequence[Block], records: Sequence[Record]) -> bool:
         """Whether the blocks of an earlier capture can hold the present uses."""
         of = _block_of_each(blocks)
-        held = all(form.fits(name, of[name]) for record in records for name, form in gradient_forms(record))
-        return held and all(of[name].alone for name in self.fallback)
+        return all(of[name].alone for name in self.fallback) and not any(self._misfits(one, of) for one in records)
+
+    def _misfits(self, record: Record, blocks: Mapping[str, Block]) -> list[str]:
+        """Parameters whose gradient from a use does not have the form of their block."""
+        wanted = wanted_blocks(record, self._parameters)
+        pairs = ((name, block, blocks[name]) for name, block in wanted)
+        return [name for name, block, held in pairs if held.kind != "dense" and held not in (block, block.only(name))]
 
     def _agrees(
         self, run: Walk, fresh: Sequence[Record], reference: verify.AutogradReference, blocks: Sequence[Block]
@@ -328,15 +333,13 @@ class Capture:
 
     def _check_form(self, record: Record) -> None:
         """Raise if the gradient of a use does not have the form of its parameter's block."""
-        of = _block_of_each(self.blocks)
-        for name, form in gradient_forms(record):
-            if not form.fits(name, of[name]):
-                raise UncapturedParameterError(
-                    f"expected {name} to be used as on the first batch, got a use of another form "
-                    f"({type(record.use).__name__}, output of shape {tuple(record.shape)}). The forward pass takes "
-                    f"another path for these data: let the first batch have examples of every kind, or leave {name} "
-                    "out of the selection."
-                )
+        for name in self._misfits(record, _block_of_each(self.blocks)):
+            raise UncapturedParameterError(
+                f"expected {name} to be used as on the first batch, got a use of another form "
+                f"({type(record.use).__name__}, output of shape {tuple(record.shape)}). The forward pass takes "
+                f"another path for these data: let the first batch have examples of every kind, or leave {name} "
+                "out of the selection."
+            )
 
     # --- The fallback -------------------------------------------------------------------------------------------------
 

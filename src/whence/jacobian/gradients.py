@@ -10,7 +10,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -53,6 +53,13 @@ class Block:
     def alone(self) -> bool:
         """Whether this is one parameter in no particular form."""
         return self.kind == "dense" and len(self.parameters) == 1
+
+    def only(self, name: str) -> Block:
+        """The block of one of the parameters without the others: a bias alone has no particular form."""
+        at = self.parameters.index(name)
+        if at:
+            return Block(name, (name,), (self.shapes[at],), "dense")
+        return replace(self, parameters=(name,), shapes=self.shapes[:1])
 
     @property
     def has_bias(self) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +31,17 @@ from whence.jacobian.gradients import (
     Tangent,
     Whole,
 )
-from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, Record, Root, Tracked
+from whence.jacobian.rules.base import (
+    Arguments,
+    Function,
+    Intercept,
+    Keywords,
+    ParameterView,
+    Record,
+    Root,
+    Tracked,
+    Use,
+)
 from whence.jacobian.rules.channels_last import ConvolutionBackward, Relu, ScaleBackward
 from whence.jacobian.rules.embeddings import scatter
 from whence.jacobian.views import Columns
@@ -160,77 +169,49 @@ examples, or according to a check of their own."""
 # --- Blocks: which gradients are kept together, and in which form -----------------------------------------------------
 
 
-@dataclass(frozen=True)
-class GradientForm:
-    """The form of the gradient of one parameter from one use."""
+def wanted_blocks(record: Record, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Block]]:
+    """Every parameter behind a record, and the block that suits its gradient best."""
+    weight, bias = (record.roles.get(role) for role in ("weight", "bias"))
+    views = [source.view for source in (weight, bias) if source is not None and source.view is not None]
+    names = tuple(dict.fromkeys(source.roots[0].parameter for source in (weight, bias) if source is not None))
+    joint = record.use.joint and len(names) == len(views) == 2 and views[0].rows == views[1].rows
 
-    kind: Kind
-    role: str = "weight"
-    groups: int = 1
-    transposed: bool = False
-    partner: str | None = None  # the bias of a weight, the weight of a bias
+    def block(names: tuple[str, ...], kind: Kind, groups: int = 1, transposed: bool = False) -> Block:
+        shapes = tuple(tuple(parameters[name].shape) for name in names)
+        return Block(names[0], names, shapes, kind, groups, transposed)
 
-    def fits(self, name: str, block: Block) -> bool:
-        """Whether the parameter's block can hold a gradient of this form."""
-        if block.kind == "dense":
-            return True
-        if name != block.parameters[0]:  # the bias of a weight
-            return self.role == "bias" and self.partner == block.parameters[0]
-        joint = not block.has_bias or self.partner == block.parameters[1]
-        return joint and (self.kind, self.groups, self.transposed) == (block.kind, block.groups, block.transposed)
-
-
-def gradient_forms(record: Record) -> Iterable[tuple[str, GradientForm]]:
-    """Every parameter behind a record, with the form of its gradient."""
-    use, partners = record.use, _partners(record)
-    for role, source in record.roles.items():
-        name, view = source.parameter, source.view
-        if name is None or view is None:
-            for root in source.roots:
-                yield root.parameter, GradientForm("dense" if root.index is None else "rows")
-        elif role == "weight" and use.kind == "kronecker" and (view.rows is None or not use.transposed):
-            # Selected rows of a weight stay factored if they are outputs: the gradient of the others is zero.
-            flipped = use.transposed != view.transposed
-            yield name, GradientForm("kronecker", role, use.groups, flipped, partners.get(role))
-        elif role == "weight" and use.kind == "rows" and source.whole:
-            yield name, GradientForm("rows")
-        else:
-            yield name, GradientForm("dense", role, partner=partners.get(role))
+    for source in record.roles.values():
+        for root in source.roots:
+            if source.view is None:
+                yield root.parameter, block((root.parameter,), "dense" if root.index is None else "rows")
+            elif weight is not None and (joint or source is weight):
+                yield root.parameter, block(names if joint else (root.parameter,), *_form(record.use, weight))
+            else:
+                yield root.parameter, block((root.parameter,), "dense")
 
 
-def _partners(record: Record) -> dict[str, str]:
-    """For the role "weight" the bias parameter, and the reverse, if both may be one block."""
-    weight, bias = record.roles.get("weight"), record.roles.get("bias")
-    if not record.use.joint or weight is None or bias is None or weight.view is None or bias.view is None:
-        return {}
-    if weight.view.rows != bias.view.rows or weight.parameter == bias.parameter:
-        return {}
-    return {"weight": bias.roots[0].parameter, "bias": weight.roots[0].parameter}
+def _form(use: Use, weight: Tracked) -> tuple[Kind, int, bool]:
+    """Kind, groups and order of the gradient in a weight."""
+    view = weight.view or ParameterView()
+    if use.kind == "kronecker" and (view.rows is None or not use.transposed):
+        # Selected rows of a weight stay factored if they are outputs: the gradient of the others is zero.
+        return "kronecker", use.groups, use.transposed != view.transposed
+    return "rows" if use.kind == "rows" and weight.whole else "dense", 1, False
 
 
 def make_blocks(records: Iterable[Record], parameters: Mapping[str, Tensor]) -> tuple[Block, ...]:
     """Group parameters into blocks, in order. A parameter used in several forms, or not at all, is dense."""
-    forms: dict[str, set[GradientForm]] = {name: set() for name in parameters}
+    wanted: dict[str, set[Block]] = {name: set() for name in parameters}
     for record in records:
-        for name, form in gradient_forms(record):
-            forms[name].add(form)
-    blocks = []
-    for names in dict.fromkeys(_weight_and_bias(name, forms) for name in parameters):
-        kinds = {(form.kind, form.groups, form.transposed) for form in forms[names[0]]}
-        kind, groups, transposed = kinds.pop() if len(kinds) == 1 else ("dense", 1, False)
-        shapes = tuple(tuple(parameters[each].shape) for each in names)
-        blocks.append(Block(names[0], names, shapes, kind, groups, transposed))
-    return tuple(blocks)
-
-
-def _weight_and_bias(name: str, forms: Mapping[str, set[GradientForm]]) -> tuple[str, ...]:
-    """Both names if weight and bias are always used together, else only this one."""
-    if len(forms[name]) == 1:
-        (form,) = forms[name]
-        partner = form.partner
-        if partner is not None and len(forms[partner]) == 1 and {one.partner for one in forms[partner]} == {name}:
-            return (name, partner) if form.role == "weight" else (partner, name)
-    return (name,)
+        for name, block in wanted_blocks(record, parameters):
+            wanted[name].add(block)
+    found = []
+    for name, blocks in wanted.items():
+        shared = [block for block in blocks if all(wanted[other] == {block} for other in block.parameters)]
+        single = {block.only(name) for block in blocks}
+        dense = Block(name, (name,), (tuple(parameters[name].shape),), "dense")
+        found.append(shared[0] if shared else single.pop() if len(single) == 1 else dense)
+    return tuple(dict.fromkeys(found))
 
 
 # --- Backward passes --------------------------------------------------------------------------------------------------
