@@ -458,7 +458,7 @@ class TrainingRows:
     def __init__(self, problem: Linearization, features: Features) -> None:
         self.problem = problem
         self.features = features
-        numbers = problem.max_local_rows * problem.k * features.size
+        numbers = (problem.passes.most_examples or problem.n) * problem.k * features.size
         self.in_memory = numbers * problem.outputs.element_size() <= CACHE_SHARE * problem.budget.limit
         self._mapped: Tensor | None = None  # (n, k, r) rows of this process, on disk
         if not self.in_memory and problem.passes.scratch is not None:

@@ -242,18 +242,18 @@ class Capture:
         self._known, self._verified = {}, Counter()
         runs = []
         for reference in references:
-            found = self._record(reference.inputs)
-            outputs = found.outputs
-            if not verify.close(outputs.detach(), reference.outputs, reference.tolerance):
+            run = self._record(reference.inputs)
+            if not verify.close(run.outputs.detach(), reference.outputs, reference.tolerance):
+                gap = float((run.outputs - reference.outputs).abs().max())
                 raise UncapturedParameterError(
                     "expected the outputs of the model under capture to be its own, got a difference of "
-                    f"{float((outputs - reference.outputs).abs().max()):.3g} on the first batch. The model may not be "
-                    "deterministic: call model.eval(), or select fewer parameters."
+                    f"{gap:.3g} on the first batch. The model may not be deterministic: call model.eval(), or select "
+                    "fewer parameters."
                 )
             self._batch_axes.verified = True  # later axes follow from these, or are guessed and then verified
-            if self._leave_to_fallback(found.unrecorded, reference.inputs):
+            if self._leave_to_fallback(run.unrecorded, reference.inputs):
                 return False
-            runs.append(found)
+            runs.append(run)
         every = [record for run in runs for record in run.records]
         self.without_uses = self._recorded.keys() - {name for record in every for name in record.parameters}
         self.blocks = make_blocks(every, self._parameters)
@@ -261,8 +261,7 @@ class Capture:
             self.blocks = tuple(blocks)
         for run, reference in zip(runs, references, strict=True):
             fresh = verify.find_layouts(run.outputs, run.records)
-            lost = [record for record in fresh if record.layout is None]
-            lost = lost or self._guess_layouts(run.records, fresh, reference.inputs)
+            lost = [record for record in fresh if record.layout is None] or _guess_layouts(run, fresh)
             sites = {record.site for record in lost if record.site is not None}
             self._batch_axes.refuted |= sites
             names = set() if sites else {name for record in lost for name in record.parameters}
@@ -270,18 +269,6 @@ class Capture:
             if lost or not self._agrees(run, fresh, reference, self.blocks):
                 return False
         return True
-
-    def _guess_layouts(self, records: list[Record], fresh: list[Record], inputs: Inputs) -> list[Record]:
-        """Give uses without a gradient a likely layout, for the factors of their inputs; return those without any.
-
-        Layouts of other uses of the same kind are likely.
-        """
-        unknown = [record for record in records if record.layout is None]
-        n = batch_size(inputs, "this batch")
-        for record in unknown:
-            likely = [other.layout for other in fresh if other.key == record.key]
-            record.layout = next(iter([*likely, *record.possible_layouts(n)]), None)
-        return [record for record in unknown if record.layout is None]
 
     def _can_hold(self, blocks: Sequence[Block], records: Sequence[Record]) -> bool:
         """Whether the blocks of an earlier capture can hold the present uses."""
@@ -382,6 +369,15 @@ class Capture:
         self._runner = OneByOne
         self._notes.append(f"torch.vmap cannot run this model ({why}); {names}: one example at a time")
         return self._run_fallback(inputs, reference)
+
+
+def _guess_layouts(run: Walk, fresh: Sequence[Record]) -> list[Record]:
+    """Give uses without a gradient a likely layout, for the factors of their inputs; return those without any."""
+    unknown = [record for record in run.records if record.layout is None]
+    for record in unknown:
+        same = [other.layout for other in fresh if other.key == record.key]
+        record.layout = next(iter([*same, *record.possible_layouts(len(run.outputs))]), None)
+    return [record for record in unknown if record.layout is None]
 
 
 def _block_of_each(blocks: Sequence[Block]) -> dict[str, Block]:

@@ -288,10 +288,6 @@ class Whole(Factor):
             return Whole(values.transpose(0, 1), self.ones).project(basis).transpose(0, 1)
         if one and is_transposed_in_memory(values):
             projected = (linear[0].T @ values.squeeze(-3).transpose(-1, -2)).transpose(-1, -2).unsqueeze(-3)
-        elif one and values[0].numel() == values.shape[-1]:  # rows, whatever the strides of axes of length 1 say
-            rows = values.reshape(len(values), -1)
-            found = rows @ linear[0] if constant is None else torch.addmm(constant[0], rows, linear[0])
-            return found.reshape(*values.shape[:-1], -1)
         else:
             projected = (values.squeeze(-3) @ linear[0]).unsqueeze(-3) if one else values @ linear
         return projected if constant is None else projected + constant

@@ -165,11 +165,6 @@ class Linearization:
         return [*given] if self.gram is None else [*given, self.gram]
 
     @property
-    def max_local_rows(self) -> int:
-        """Largest number of training examples of any process."""
-        return self.n if self.passes.most_examples is None else self.passes.most_examples
-
-    @property
     def local_rows(self) -> slice:
         """The training examples of this process."""
         count = self.n if self.passes.local_examples is None else self.passes.local_examples

@@ -353,12 +353,10 @@ def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kro
     e, o, i = block.matrix_shape
     factors: list[tuple[Factor, Factor]] = []
     for use in uses:
-        source = use.record.roles.get("weight")
-        if source is None or source.parameter != block.parameters[0]:
-            continue
+        view = use.record.roles["weight"].view
         a, g = use.record.use.factors(use.layout, use.joined(), block.has_bias)
-        if source.view is not None and source.view.rows is not None:
-            before, after = source.view.rows[0], o - source.view.rows[1]
+        if view is not None and view.rows is not None:
+            before, after = view.rows[0], o - view.rows[1]
             g = Whole(pad(g.tensor(), (before, after)))  # the gradient of the other rows is zero
         factors.append((a, g))
     if not factors:

@@ -213,12 +213,8 @@ class _WindowsUse(Use):
 
     inputs: Tensor  # (b, channels, *sizes)
     windows: Windows
+    groups: int
     kind: ClassVar[Kind] = "kronecker"
-
-    @property
-    def groups(self) -> int:  # type: ignore[override]  # a number in other uses
-        """Groups of channels."""
-        return self.windows.groups
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
         """The first axis, if it is not the channels."""
@@ -272,7 +268,7 @@ def _padding(value: str | int | Sequence[int], kernel: Sequence[int], dilation: 
     return tuple((pad, pad) for pad in _tuple(0 if isinstance(value, str) else value, len(kernel)))
 
 
-def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows], Use]) -> Reader:
+def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows, int], Use]) -> Reader:
     def read(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
         given = bind(names, args, kwargs)
         weight = given["weight"]
@@ -287,7 +283,8 @@ def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows], 
             out = run(ConvolutionBackward, out, given["input"], weight.detach(), *geometry)
         else:
             out = function(*args, **kwargs)
-        recorder.record(use(given["input"].detach(), windows), out, weight=weight, bias=given.get("bias"))
+        recorded = use(given["input"].detach(), windows, windows.groups)
+        recorder.record(recorded, out, weight=weight, bias=given.get("bias"))
         return out
 
     return read
