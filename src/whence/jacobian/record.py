@@ -279,8 +279,11 @@ class UseGradients:
     def joined(self, key: str = "output") -> Tensor:
         """Gradients (n, c, ...) of all cotangents, in the output or in the tensor of a role if `add` reduced them."""
         parts = self._parts[key]
-        if len(parts) > 1:
-            parts[:] = [torch.cat(parts, 1)]
+        if len(parts) > 1:  # in their memory order, as for images with channels last: changing it costs a slow copy
+            axes = range(parts[0].dim())
+            order = [0, 1, *sorted(axes[2:], key=parts[0].stride, reverse=True)]
+            found = torch.cat([part.permute(order) for part in parts], 1)
+            parts[:] = [found.permute([order.index(axis) for axis in axes])]
         return parts[0]
 
     def of_parameter(self, name: str) -> Iterator[tuple[Root, Tensor]]:
