@@ -346,8 +346,7 @@ class LayerGradients:
                 a, g = (one.numel if on_gpu else math.prod(one.shape) for one in (tangent.a, tangent.g))
                 activations, gradients = activations + a / n, gradients + g / n
             else:
-                parts = tangent.parts if isinstance(tangent, Dense) else (tangent.grads,)
-                gradients += sum(part.numel() for part in parts) / n
+                gradients += (tangent.values if isinstance(tangent, Dense) else tangent.grads).numel() / n
         each = 2.0 if self.problem.gradients_are_half and on_gpu else 4.0
         return each * activations, each * gradients, workspace
 
@@ -441,7 +440,7 @@ class TrainingRows:
     def __init__(self, problem: Linearization, features: Features) -> None:
         self.problem = problem
         self.features = features
-        numbers = problem.max_local_rows * problem.k * features.size
+        numbers = (problem.passes.most_examples or problem.n) * problem.k * features.size
         self.in_memory = numbers * problem.outputs.element_size() <= CACHE_SHARE * problem.budget.limit
         self._mapped: Tensor | None = None  # (n, k, r) rows of this process, on disk
         if not self.in_memory and problem.passes.scratch is not None:

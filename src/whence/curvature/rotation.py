@@ -19,7 +19,6 @@ from torch.nn.functional import pad
 from whence.jacobian.gradients import (
     HALVES,
     Block,
-    Concatenated,
     Dense,
     Factor,
     Kronecker,
@@ -508,8 +507,7 @@ def project_by_example(g: Factor, columns: Tensor) -> Tensor:
 
 def held_in_bfloat16(factor: Factor) -> bool:
     """Whether a factor is stored as a bfloat16 tensor, not unfolded from one."""
-    parts = factor.parts if isinstance(factor, Concatenated) else (factor,)
-    return all(isinstance(part, Whole) and part.values.dtype == torch.bfloat16 for part in parts)
+    return isinstance(factor, Whole) and factor.values.dtype == torch.bfloat16
 
 
 def project_in_float16(factor: Factor, basis: Tensor) -> Tensor:
@@ -672,7 +670,7 @@ def with_grads(tangent: Tangent, change: Callable[[Tensor], Tensor]) -> Tangent:
         return Kronecker(tangent.block, tangent.a, Whole(change(tangent.grads())))
     if isinstance(tangent, Rows):
         return Rows(tangent.block, tangent.index, change(tangent.grads))
-    return Dense(tangent.block, (change(tangent.values),))
+    return Dense(tangent.block, change(tangent.values))
 
 
 def combine(tangent: Tangent, weights: Tensor) -> Tangent:
@@ -687,11 +685,6 @@ def combine(tangent: Tangent, weights: Tensor) -> Tangent:
 
 def some_cotangents(tangent: Tangent, some: slice) -> Tangent:
     """The gradients of some of the cotangents."""
-    if not isinstance(tangent, Kronecker):
-        return with_grads(tangent, lambda g: g[:, some])
-    g = tangent.g
-    if isinstance(g, Concatenated) and g.axis == "cotangents" and len(g.parts) == tangent.cotangents:
-        return Kronecker(tangent.block, tangent.a, Concatenated(g.parts[some], "cotangents"))
     return with_grads(tangent, lambda g: g[:, some])
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,16 @@ from whence.data.batches import Batch, Call, Inputs, batch_size, take, to_device
 from whence.errors import ShapeError, UncapturedParameterError, first_line
 from whence.jacobian import verify
 from whence.jacobian.gradients import Block, Dense, Layout, Tangent, concatenate, normal_numbers
-from whence.jacobian.record import OneByOne, Vectorized, differentiable, gradient_forms, make_blocks, tangents_of, walk
+from whence.jacobian.record import (
+    OneByOne,
+    Vectorized,
+    Walk,
+    differentiable,
+    make_blocks,
+    tangents_of,
+    walk,
+    wanted_blocks,
+)
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import BatchAxes, Record, Recorder
 from whence.jacobian.views import SoftmaxColumns
@@ -39,7 +48,6 @@ class Captured:
     blocks: Sequence[Block]
     graph: Tensor  # the outputs (n, k), with their graph
     records: Sequence[Record]  # the recorded uses that the outputs depend on
-    layouts: Sequence[Layout]  # where the examples are in the output of each use
     fallback: Vectorized | OneByOne | None  # for parameters that no rule covers
     vectorized: bool = False  # whether one vectorised backward pass was verified to equal several
 
@@ -56,8 +64,7 @@ class Captured:
         """
         cotangents = cotangents.to(self.outputs)
         batched = (self.vectorized if batched is None else batched) and len(cotangents) > 1
-        recorded = (self.graph, self.records, self.layouts)
-        tangents = tangents_of(self.blocks, *recorded, cotangents, last=last, batched=batched)
+        tangents = tangents_of(self.blocks, self.graph, self.records, cotangents, last=last, batched=batched)
         if self.fallback is None:
             return tangents
         values = self.fallback.gradients(cotangents, last)
@@ -172,49 +179,51 @@ class Capture:
 
     def uses(self, inputs: Inputs) -> set[str]:
         """The parameters that the outputs of a batch depend on, by its graph."""
-        found = walk(*self._record(inputs), self._recorded)
-        return found.unrecorded.union(*(record.parameters for record in found.reached))
+        found = self._record(inputs)
+        return found.unrecorded.union(*(record.parameters for record in found.records))
 
     def run(self, inputs: Inputs) -> Captured | CapturedOneByOne:
         """Run the model on a batch and keep what the tangents need."""
         n = batch_size(inputs, "this batch")
         if n > 1 and self._one_by_one:
             return self._run_one_by_one(inputs)
-        outputs, records = self._record(inputs)
-        found = walk(outputs, records, self._recorded)
+        found = self._record(inputs)
         if self._leave_to_fallback(found.unrecorded, inputs):
             return self.run(inputs)
-        batch = _RecordedBatch(inputs, outputs, found.reached)
-        unverified = self._reuse_layouts(batch)
-        for at in unverified:
-            self._check_form(batch.records[at])
+        outputs, records = found.outputs, found.records
+        unverified = self._reuse_layouts(records, n)
+        for record in unverified:
+            self._check_form(record)
         if n > 1 and unverified:
-            if batch.find_layouts(unverified):
+            fresh = verify.find_layouts(outputs, unverified)
+            if any(record.layout is None for record in fresh):
                 return self._run_one_by_one(inputs, "no axis of a layer's output holds the examples of some batches")
-            names = {name for at in batch.found for name in batch.records[at].parameters}
-            blocks = [block for block in self.blocks if names.intersection(block.parameters)]
-            if blocks and not self._agrees(batch, self._reference(batch, blocks), blocks):
+            blocks = self._blocks_of(name for record in fresh for name in record.parameters)
+            if blocks and not self._agrees(found, fresh, self._reference(outputs, inputs, blocks), blocks):
                 return self.run(inputs)
-        placed, layouts = batch.with_layout()
-        if found.may_reorder and placed and not verify.rows_are_in_place(outputs, placed, layouts):
+        if found.may_reorder and not verify.rows_are_in_place(outputs, records):
             return self._run_one_by_one(inputs, "the model reorders the examples of a batch")
-        unverified_blocks = [block for block in self.blocks if block.name in self._unverified_fallback]
-        fallback = self._run_fallback(inputs, self._reference(batch, unverified_blocks) if unverified_blocks else None)
+        blocks = self._blocks_of(self._unverified_fallback)
+        fallback = self._run_fallback(inputs, self._reference(outputs, inputs, blocks) if blocks else None)
         together = self._vectorized and not isinstance(inputs, SoftmaxColumns)  # these have many outputs
-        return Captured(self.blocks, outputs, placed, layouts, fallback, together)
+        return Captured(self.blocks, outputs, records, fallback, together)
 
-    def _record(self, inputs: Inputs) -> tuple[Tensor, list[Record]]:
-        """Run the model on a batch: outputs with their graph, and every recorded use of the parameters."""
+    def _record(self, inputs: Inputs) -> Walk:
+        """Run the model on a batch: outputs with their graph, and the uses of parameters that they depend on."""
         n = batch_size(inputs, "this batch")
         with differentiable(), Recorder(READERS, self._recorded, n, self._batch_axes) as recorder:
             outputs = self._call(inputs)
         if outputs.dim() != 2 or len(outputs) != n:
             raise ShapeError(f"expected outputs of shape ({n}, k), got {tuple(outputs.shape)}.")
-        return outputs, recorder.records
+        return walk(outputs, recorder.records, self._recorded)
 
-    def _reference(self, batch: _RecordedBatch, blocks: Iterable[Block]) -> verify.AutogradReference:
+    def _blocks_of(self, names: Iterable[str]) -> list[Block]:
+        wanted = set(names)
+        return [block for block in self.blocks if wanted.intersection(block.parameters)]
+
+    def _reference(self, outputs: Tensor, inputs: Inputs, blocks: Iterable[Block]) -> verify.AutogradReference:
         wanted = {name: self._parameters[name] for block in blocks for name in block.parameters}
-        return verify.reference_on_graph(batch.outputs, batch.inputs, wanted, self._precision)
+        return verify.reference_on_graph(outputs, inputs, wanted, self._precision)
 
     def _run_one_by_one(self, inputs: Inputs, why: str = "") -> CapturedOneByOne:
         """Run the examples of this batch, and of all later ones, one at a time."""
@@ -231,111 +240,93 @@ class Capture:
         """Record the first examples: true if all agree with autograd; if not, fewer uses are recorded next time."""
         self._batch_axes = BatchAxes(self._batch_axes.refuted)
         self._known, self._verified = {}, Counter()
-        batches = []
+        runs = []
         for reference in references:
-            outputs, records = self._record(reference.inputs)
-            if not verify.close(outputs.detach(), reference.outputs, reference.tolerance):
+            run = self._record(reference.inputs)
+            if not verify.close(run.outputs.detach(), reference.outputs, reference.tolerance):
+                gap = float((run.outputs - reference.outputs).abs().max())
                 raise UncapturedParameterError(
                     "expected the outputs of the model under capture to be its own, got a difference of "
-                    f"{float((outputs - reference.outputs).abs().max()):.3g} on the first batch. The model may not be "
-                    "deterministic: call model.eval(), or select fewer parameters."
+                    f"{gap:.3g} on the first batch. The model may not be deterministic: call model.eval(), or select "
+                    "fewer parameters."
                 )
             self._batch_axes.verified = True  # later axes follow from these, or are guessed and then verified
-            found = walk(outputs, records, self._recorded)
-            if self._leave_to_fallback(found.unrecorded, reference.inputs):
+            if self._leave_to_fallback(run.unrecorded, reference.inputs):
                 return False
-            batches.append(_RecordedBatch(reference.inputs, outputs, found.reached))
-        every = [record for batch in batches for record in batch.records]
+            runs.append(run)
+        every = [record for run in runs for record in run.records]
         self.without_uses = self._recorded.keys() - {name for record in every for name in record.parameters}
         self.blocks = make_blocks(every, self._parameters)
         if blocks is not None and self._can_hold(blocks, every):
             self.blocks = tuple(blocks)
-        for batch, reference in zip(batches, references, strict=True):
-            batch.layouts = [None] * len(batch.records)
-            lost = batch.find_layouts(range(len(batch.records))) or self._guess_layouts(batch)
+        for run, reference in zip(runs, references, strict=True):
+            fresh = verify.find_layouts(run.outputs, run.records)
+            lost = [record for record in fresh if record.layout is None] or _guess_layouts(run, fresh)
             sites = {record.site for record in lost if record.site is not None}
             self._batch_axes.refuted |= sites
             names = set() if sites else {name for record in lost for name in record.parameters}
             self._leave_to_fallback(names, reference.inputs, "no axis of a layer's output holds the examples")
-            if lost or not self._agrees(batch, reference, self.blocks):
+            if lost or not self._agrees(run, fresh, reference, self.blocks):
                 return False
         return True
-
-    def _guess_layouts(self, batch: _RecordedBatch) -> list[Record]:
-        """Give uses without a gradient a likely layout, for the factors of their inputs; return those without any.
-
-        Layouts of other uses of the same kind are likely, and layouts that also fit fewer examples: a sequence may have
-        length n by chance.
-        """
-        unknown = [at for at, layout in enumerate(batch.layouts) if layout is None]
-        if not unknown:
-            return []
-        n = len(batch.outputs)
-        fewer = (n + 1) // 2
-        found = walk(*self._record(take(batch.inputs, slice(0, fewer))), self._recorded).reached
-        for at in unknown:
-            record = batch.records[at]
-            likely = [batch.layouts[other] for other in batch.found if batch.records[other].key == record.key]
-            possible = record.possible_layouts(n)
-            if len(found) == len(batch.records):
-                likely += [one for one in possible if one.fits(found[at].shape, fewer)]
-            batch.layouts[at] = next(iter([*likely, *possible]), None)
-        return [batch.records[at] for at in unknown if batch.layouts[at] is None]
 
     def _can_hold(self, blocks: Sequence[Block], records: Sequence[Record]) -> bool:
         """Whether the blocks of an earlier capture can hold the present uses."""
         of = _block_of_each(blocks)
-        held = all(form.fits(name, of[name]) for record in records for name, form in gradient_forms(record))
-        return held and all(of[name].alone for name in self.fallback)
+        return all(of[name].alone for name in self.fallback) and not any(self._misfits(one, of) for one in records)
 
-    def _agrees(self, batch: _RecordedBatch, reference: verify.AutogradReference, blocks: Sequence[Block]) -> bool:
+    def _misfits(self, record: Record, blocks: Mapping[str, Block]) -> list[str]:
+        """Parameters whose gradient from a use does not have the form of their block."""
+        wanted = wanted_blocks(record, self._parameters)
+        pairs = ((name, block, blocks[name]) for name, block in wanted)
+        return [name for name, block, held in pairs if held.kind != "dense" and held not in (block, block.only(name))]
+
+    def _agrees(
+        self, run: Walk, fresh: Sequence[Record], reference: verify.AutogradReference, blocks: Sequence[Block]
+    ) -> bool:
         """Whether these gradients add up to autograd's. If so, keep the layouts; if not, parameters fall back."""
-        tangents = tangents_of(blocks, batch.outputs, *batch.with_layout(), reference.cotangent[None], last=False)
+        tangents = tangents_of(blocks, run.outputs, run.records, reference.cotangent[None], last=False)
         wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
         if wrong:
-            if not self._leave_to_fallback(wrong, batch.inputs):
+            if not self._leave_to_fallback(wrong, reference.inputs):
                 raise _not_autograds(wrong)
             return False
-        counts = Counter(record.key for record in batch.records)
-        compared = {batch.records[at].key for at in batch.found}
+        counts = Counter(record.key for record in run.records)
+        compared = {record.key for record in fresh}
         for key in compared:  # replace guesses for uses that had no gradient so far
             if not self._verified[key]:
                 self._known.pop(key, None)
-        for record, layout in zip(*batch.with_layout(), strict=True):
-            if record.key not in self._known or record.key in compared:
-                same = self._known.setdefault(record.key, layout) == layout
-                self._known[record.key] = layout if same else None
+        for record in run.records:
+            if record.layout is not None and (record.key not in self._known or record.key in compared):
+                same = self._known.setdefault(record.key, record.layout) == record.layout
+                self._known[record.key] = record.layout if same else None
         self._verified |= Counter({key: counts[key] for key in compared})
-        sites = (batch.records[at].site for at in batch.found)
-        self._batch_axes.answers.update((site, True) for site in sites if site is not None)
+        self._batch_axes.answers.update((record.site, True) for record in fresh if record.site is not None)
         return True
 
-    def _reuse_layouts(self, batch: _RecordedBatch) -> list[int]:
-        """Give records the layouts verified before if they fit; return the positions of those not verified."""
+    def _reuse_layouts(self, records: Sequence[Record], n: int) -> list[Record]:
+        """Give records the layouts verified before if they fit; return those not verified."""
         seen: Counter[tuple[Any, ...]] = Counter()
-        unverified: list[int] = []
-        n = len(batch.outputs)
-        for record in batch.records:
+        unverified: list[Record] = []
+        for record in records:
             layout = self._known.get(record.key)
             if layout is None or not layout.fits(record.shape, n):
                 layout = next(iter(record.possible_layouts(1)), Layout()) if n == 1 else None
             if layout is None or record.guessed or seen[record.key] >= self._verified[record.key]:
-                unverified.append(len(batch.layouts))
+                unverified.append(record)
             seen[record.key] += 1
-            batch.layouts.append(layout)
+            record.layout = layout
         return unverified
 
     def _check_form(self, record: Record) -> None:
         """Raise if the gradient of a use does not have the form of its parameter's block."""
-        of = _block_of_each(self.blocks)
-        for name, form in gradient_forms(record):
-            if not form.fits(name, of[name]):
-                raise UncapturedParameterError(
-                    f"expected {name} to be used as on the first batch, got a use of another form "
-                    f"({type(record.use).__name__}, output of shape {tuple(record.shape)}). The forward pass takes "
-                    f"another path for these data: let the first batch have examples of every kind, or leave {name} "
-                    "out of the selection."
-                )
+        for name in self._misfits(record, _block_of_each(self.blocks)):
+            raise UncapturedParameterError(
+                f"expected {name} to be used as on the first batch, got a use of another form "
+                f"({type(record.use).__name__}, output of shape {tuple(record.shape)}). The forward pass takes "
+                f"another path for these data: let the first batch have examples of every kind, or leave {name} "
+                "out of the selection."
+            )
 
     # --- The fallback -------------------------------------------------------------------------------------------------
 
@@ -380,6 +371,15 @@ class Capture:
         return self._run_fallback(inputs, reference)
 
 
+def _guess_layouts(run: Walk, fresh: Sequence[Record]) -> list[Record]:
+    """Give uses without a gradient a likely layout, for the factors of their inputs; return those without any."""
+    unknown = [record for record in run.records if record.layout is None]
+    for record in unknown:
+        same = [other.layout for other in fresh if other.key == record.key]
+        record.layout = next(iter([*same, *record.possible_layouts(len(run.outputs))]), None)
+    return [record for record in unknown if record.layout is None]
+
+
 def _block_of_each(blocks: Sequence[Block]) -> dict[str, Block]:
     return {name: block for block in blocks for name in block.parameters}
 
@@ -390,31 +390,6 @@ def _not_autograds(wrong: Mapping[str, str]) -> UncapturedParameterError:
         f"expected the gradients of single examples in {name} to add up to autograd's, {gap}. Leave {name} out of the "
         "selection, or check that no example of a batch has an influence on another."
     )
-
-
-@dataclass
-class _RecordedBatch:
-    """A recorded batch: the uses its outputs depend on, and where the examples are in them."""
-
-    inputs: Inputs
-    outputs: Tensor
-    records: list[Record]
-    layouts: list[Layout | None] = field(default_factory=list)  # None for uses without a gradient so far
-    found: list[int] = field(default_factory=list)  # positions of records whose layout was found on this batch
-
-    def find_layouts(self, unverified: Sequence[int]) -> list[Record]:
-        """Find the layouts of uses that have a gradient here; return those for which there is none."""
-        each = verify.find_layouts(self.outputs, [self.records[at] for at in unverified])
-        self.found = [at for at, layouts in zip(unverified, each, strict=True) if layouts is not None]
-        for at, layouts in zip(unverified, each, strict=True):
-            if layouts is not None:
-                self.layouts[at] = next(iter(layouts), None)
-        return [self.records[at] for at in self.found if self.layouts[at] is None]
-
-    def with_layout(self) -> tuple[list[Record], list[Layout]]:
-        """Records that have a layout, and their layouts."""
-        pairs = [(one, layout) for one, layout in zip(self.records, self.layouts, strict=True) if layout is not None]
-        return [one for one, _ in pairs], [layout for _, layout in pairs]
 
 
 # --- Examples that use a parameter ------------------------------------------------------------------------------------

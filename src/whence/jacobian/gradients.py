@@ -10,7 +10,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -53,6 +53,13 @@ class Block:
     def alone(self) -> bool:
         """Whether this is one parameter in no particular form."""
         return self.kind == "dense" and len(self.parameters) == 1
+
+    def only(self, name: str) -> Block:
+        """The block of one of the parameters without the others: a bias alone has no particular form."""
+        at = self.parameters.index(name)
+        if at:
+            return Block(name, (name,), (self.shapes[at],), "dense")
+        return replace(self, parameters=(name,), shapes=self.shapes[:1])
 
     @property
     def has_bias(self) -> bool:
@@ -186,15 +193,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Dense:
-    """Gradients in no particular form: one tensor for each parameter of the block, or one for all together."""
+    """Gradients in no particular form."""
 
     block: Block
-    parts: tuple[Tensor, ...]  # (n, c, p) for each parameter of the block, or one for all
-
-    @functools.cached_property
-    def values(self) -> Tensor:
-        """The gradients: (n, c, p)."""
-        return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts, -1)
+    values: Tensor  # (n, c, p)
 
     def materialize(self) -> Tensor:
         """The gradients: (n, c, p)."""
@@ -204,7 +206,7 @@ class Dense:
     def of_parameter(cls, name: str, grads: Tensor) -> Dense:
         """Gradients (n, c, *shape) of a parameter that forms its own block."""
         block = Block(name, (name,), (tuple(grads.shape[2:]),), "dense")
-        return cls(block, (grads.reshape(*grads.shape[:2], -1),))
+        return cls(block, grads.reshape(*grads.shape[:2], -1))
 
 
 Tangent: TypeAlias = Kronecker | Rows | Dense
@@ -214,7 +216,7 @@ def concatenate(tangents: Sequence[Any]) -> Tangent:
     """Concatenate tangents of several batches; missing positions are filled with zeros."""
     block = tangents[0].block
     if block.kind == "dense":
-        return Dense(block, (torch.cat([one.values for one in tangents]),))
+        return Dense(block, torch.cat([one.values for one in tangents]))
 
     def joined(parts: Sequence[Tensor], axis: int) -> Tensor:
         most = max(part.shape[axis] for part in parts)
@@ -286,73 +288,9 @@ class Whole(Factor):
             return Whole(values.transpose(0, 1), self.ones).project(basis).transpose(0, 1)
         if one and is_transposed_in_memory(values):
             projected = (linear[0].T @ values.squeeze(-3).transpose(-1, -2)).transpose(-1, -2).unsqueeze(-3)
-        elif one and values[0].numel() == values.shape[-1]:  # rows, whatever the strides of axes of length 1 say
-            rows = values.reshape(len(values), -1)
-            found = rows @ linear[0] if constant is None else torch.addmm(constant[0], rows, linear[0])
-            return found.reshape(*values.shape[:-1], -1)
         else:
             projected = (values.squeeze(-3) @ linear[0]).unsqueeze(-3) if one else values @ linear
         return projected if constant is None else projected + constant
-
-
-@dataclass(frozen=True)
-class Concatenated(Factor):
-    """Factors that are concatenated only when needed: along t (several calls of one weight) or c (cotangents)."""
-
-    parts: tuple[Factor, ...]
-    axis: Literal["positions", "cotangents"]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the first part, with the axis summed over all parts."""
-        sizes = [*self.parts[0].shape]
-        axis = -2 if self.axis == "positions" else 1
-        sizes[axis] = sum(part.shape[axis] for part in self.parts)
-        return tuple(sizes)
-
-    @property
-    def numel(self) -> int:
-        """Number of values in all parts."""
-        return sum(part.numel for part in self.parts)
-
-    def tensor(self) -> Tensor:
-        """All parts."""
-        return self._concatenate([part.tensor() for part in self.parts])
-
-    def project(self, basis: Tensor) -> Tensor:
-        """Project each part, then concatenate."""
-        return self._concatenate([part.project(basis) for part in self.parts])
-
-    def _concatenate(self, parts: Sequence[Tensor]) -> Tensor:
-        if self.axis == "positions":
-            return torch.cat([*parts], -2)
-        if not is_transposed_in_memory(parts[0]):
-            return torch.cat([*parts], 1)
-        # Keep the memory order: changing it costs a slow copy.
-        return torch.cat([part.transpose(-1, -2) for part in parts], 1).transpose(-1, -2)
-
-
-@dataclass(frozen=True)
-class Padded(Factor):
-    """A factor with zeros before and after its last axis: the gradients of some rows of a weight."""
-
-    part: Factor
-    start: int
-    size: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(..., e, t, size)."""
-        return (*self.part.shape[:-1], self.size)
-
-    def tensor(self) -> Tensor:
-        """The part between zeros."""
-        values = self.part.tensor()
-        return pad(values, (self.start, self.size - self.start - values.shape[-1]))
-
-    def project(self, basis: Tensor) -> Tensor:
-        """Use only the rows of the basis that belong to the part."""
-        return self.part.project(basis[:, self.start : self.start + self.part.shape[-1]])
 
 
 def promoted(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ second way was taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -83,7 +83,7 @@ class Jacobian:
     def _rows(self, inputs: Inputs) -> Tensor:
         if not self._capture_failed:
             try:
-                return self._joined(self._captured(inputs))
+                return self._captured(inputs)
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as error:  # the capture refuses the model: one example at a time always works
@@ -91,33 +91,26 @@ class Jacobian:
                 self.notes.append(f"the capture of layers failed ({first_line(error)}); tangents one example at a time")
         units = self._units(*self.network(inputs).shape)
         with plain_kernels():
-            run = OneByOne(self.network, self.selection.parameters, inputs)
-            return self._joined(run.gradients(units, last=True).items())
+            found = OneByOne(self.network, self.selection.parameters, inputs).gradients(units, last=True)
+            return self.selection.flatten(found, 2).to(self.dtype)
 
-    def _captured(self, inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-        """Parameters and their gradients (n, k, *shape), block by block."""
+    def _captured(self, inputs: Inputs) -> Tensor:
+        """The rows (n, k, d), from the gradients of every block; each block is freed when it is in the rows."""
         if self._capture is None:
             selected = dict(self.selection.parameters)
             self._capture = Capture(self.network, selected, example_inputs=inputs, later_notes=self.notes)
             self.notes.extend(self._capture.notes)
         captured = self._capture.run(inputs)
+        rows = torch.empty(*captured.outputs.shape, self.size, dtype=self.dtype, device=self.network.device)
+        parts = self.selection.unflatten(rows)  # views
         for tangent in captured.tangents(self._units(*captured.outputs.shape), last=True):
-            yield from tangent.block.from_matrix(tangent.materialize()).items()
+            for name, values in tangent.block.from_matrix(tangent.materialize()).items():
+                parts[name].copy_(values)
+        return rows
 
     def _units(self, n: int, k: int) -> Tensor:
         """Cotangents (k, n, k), one for each output."""
         return torch.eye(k, device=self.network.device).unsqueeze(1).expand(-1, n, -1)
-
-    def _joined(self, gradients: Iterable[tuple[str, Tensor]]) -> Tensor:
-        """Gradients (n, k, *shape) of all parameters as rows (n, k, d)."""
-        parameters, rows = self.selection.parameters, torch.empty(0)
-        parts: dict[str, Tensor] = {}
-        for name, values in gradients:
-            if not parts:
-                rows = torch.empty(*values.shape[:2], self.size, dtype=self.dtype, device=self.network.device)
-                parts = dict(zip(parameters, rows.split([p.numel() for p in parameters.values()], dim=-1), strict=True))
-            parts[name].view(values.shape).copy_(values)
-        return rows
 
     def vjp(self, inputs: Inputs, cotangents: Tensor) -> Tensor:
         """J^T u summed over the batch, for several cotangents at once: (q, n, k) -> (q, d)."""
@@ -130,11 +123,9 @@ class Jacobian:
                 return torch.cat([self._backward(outputs, part) for part in wanted.split(step)])
 
         size = batch_size(inputs, "this batch")
-        total: Tensor | None = None
+        total = torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=self.network.device)
         for _, part in self._chunks.of(size, self.chunk_size or size, pull):
-            total = part if total is None else total.add_(part)
-        if total is None:  # no examples
-            return torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=cotangents.device)
+            total += part
         return total
 
     def _backward(self, outputs: Tensor, cotangents: Tensor) -> Tensor:

@@ -165,11 +165,6 @@ class Linearization:
         return [*given] if self.gram is None else [*given, self.gram]
 
     @property
-    def max_local_rows(self) -> int:
-        """Largest number of training examples of any process."""
-        return self.n if self.passes.most_examples is None else self.passes.most_examples
-
-    @property
     def local_rows(self) -> slice:
         """The training examples of this process."""
         count = self.n if self.passes.local_examples is None else self.passes.local_examples
@@ -212,7 +207,8 @@ class Linearization:
         """(n, k) residuals after the outputs changed by `change`, multiplied by the sample weights."""
         if self.sketch is not None:  # first order: the other outputs are not known
             return Likelihood.residuals_after(self.likelihood, self.residuals, self.outputs, self.hessian_roots, change)
-        residuals, outputs, roots, weights = self._by_position()
+        outputs, roots, weights = self._by_position()
+        residuals = self.unweighted(self.residuals).reshape(outputs.shape)
         found = self.likelihood.residuals_after(residuals, outputs, roots, change.reshape(outputs.shape))
         return (found if weights is None else weights.unsqueeze(1) * found).reshape(self.residuals.shape)
 
@@ -221,7 +217,8 @@ class Linearization:
         if self.sketch is not None:
             found = self.unweighted(self.isometric(self.residuals_after(change))).abs().amax(1).log()
             return found, torch.zeros_like(found)
-        residuals, outputs, roots, weights = self._by_position()
+        outputs, roots, weights = self._by_position()
+        residuals = self.unweighted(self.residuals).reshape(outputs.shape)
         pair = self.likelihood.log_residuals_after(residuals, outputs, roots, change.reshape(outputs.shape))
         first, second = (part.reshape(self.n, -1) for part in pair)
         if weights is not None:
@@ -229,20 +226,15 @@ class Linearization:
         best = torch.where(first == first.amax(1, keepdim=True), second, -torch.inf)
         return first.amax(1), best.amax(1)
 
-    def _by_position(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Residuals, outputs and roots of each position, without sample weights; and the weights (N,)."""
-        roots, weights = self._roots_and_weights()
-        residuals = self.unweighted(self.residuals).reshape(-1, self.width)
+    def _by_position(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Outputs (N, k) and roots (N, k, q) of each position, without sample weights; and the weights (N,)."""
+        roots, weights = self.hessian_roots, self.sample_weights
+        if self.units is not None:
+            roots = None if roots is None else self.units.split(roots)
+            weights = None if self.units.weights is None else self.units.weights.reshape(-1)
         if weights is not None and roots is not None:
             roots = torch.where(weights > 0, weights.rsqrt(), 0.0).reshape(-1, 1, 1) * roots
-        return residuals, self.outputs.reshape(-1, self.width), roots, weights
-
-    def _roots_and_weights(self) -> tuple[Tensor | None, Tensor | None]:
-        """Roots (N, k, q) of the Hessians and weights (N,) of each position."""
-        if self.units is None:
-            return self.hessian_roots, self.sample_weights
-        roots = None if self.hessian_roots is None else self.units.split(self.hessian_roots)
-        return roots, None if self.units.weights is None else self.units.weights.reshape(-1)
+        return self.outputs.reshape(-1, self.width), roots, weights
 
     def noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
         """The likelihood's noise for weighted residuals (n, k), multiplied by each example's weight.
@@ -251,16 +243,16 @@ class Linearization:
         """
         if self.sketch is not None:
             return self._sketched_noise(residuals, degrees_of_freedom)
-        roots, weights = self._roots_and_weights()
-        residuals, outputs = residuals.reshape(-1, self.width), self.outputs.reshape(-1, self.width)
+        outputs, roots, weights = self._by_position()
+        residuals = residuals.reshape(outputs.shape)
         if weights is None:
             found = self.likelihood.noise(residuals, outputs, roots, degrees_of_freedom)
         else:
             assert roots is not None
             counted = weights > 0
             size = weights[counted].sqrt().unsqueeze(1)
-            plain, scaled = roots[counted] / size.unsqueeze(2), residuals[counted] / size
-            found = self.likelihood.noise(scaled, outputs[counted], plain, degrees_of_freedom)
+            scaled = residuals[counted] / size
+            found = self.likelihood.noise(scaled, outputs[counted], roots[counted], degrees_of_freedom)
             each = residuals.new_zeros(len(residuals), *found.roots.shape[1:])
             each[counted] = size.unsqueeze(2) * found.roots
             found = Noise(found.covariance, each, found.scale)

@@ -42,7 +42,6 @@ TOLERANCES = {
 }
 CHECKED_EXAMPLES = 256  # examples of the first batch whose outputs are checked first
 CHECKED_BATCHES = 32  # batches in which one example is also run alone; later only in batches 2^i
-MANY_OUTPUTS = 2**16  # with so many outputs of an example, only batches 2^i are checked, as it is expensive
 
 
 class Network:
@@ -226,8 +225,7 @@ class CheckedOutputs:
             )
         check_finite(outputs, "outputs of the model", where)
         self.batches += 1
-        checked = CHECKED_BATCHES if here.numel() < MANY_OUTPUTS else 0
-        if len(outputs) > 1 and not (self.batches > checked and self.batches & (self.batches - 1)):
+        if len(outputs) > 1 and not (self.batches > CHECKED_BATCHES and self.batches & (self.batches - 1)):
             flat = outputs.flatten(1)
             self.scale = max(self.scale, float(flat.abs().max()))
             at = int((flat - flat.mean(0)).abs().amax(1).argmax())

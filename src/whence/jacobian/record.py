@@ -10,30 +10,38 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
+from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
 from whence.data.batches import Call, Inputs, batch_size, take
 from whence.jacobian.gradients import (
     Block,
-    Concatenated,
     Dense,
     Factor,
     Kind,
     Kronecker,
     Layout,
-    Padded,
     Rows,
     Tangent,
     Whole,
 )
-from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, Record, Root, Tracked
+from whence.jacobian.rules.base import (
+    Arguments,
+    Function,
+    Intercept,
+    Keywords,
+    ParameterView,
+    Record,
+    Root,
+    Tracked,
+    Use,
+)
 from whence.jacobian.rules.channels_last import ConvolutionBackward, Relu, ScaleBackward
 from whence.jacobian.rules.embeddings import scatter
 from whence.jacobian.views import Columns
@@ -59,7 +67,8 @@ Edge = tuple[Any, int]  # a node of the graph, and which of its outputs
 class Walk(NamedTuple):
     """Result of a walk from the outputs to the parameters."""
 
-    reached: list[Record]  # uses the outputs depend on, except those with no rows (an expert without examples)
+    outputs: Tensor  # (n, k), with their graph
+    records: list[Record]  # uses the outputs depend on, except those with no rows (an expert without examples)
     unrecorded: set[str]  # parameters that the outputs depend on in a way that was not recorded
     may_reorder: bool  # whether some function may move rows of the batch to other rows, as sorting does
 
@@ -67,7 +76,7 @@ class Walk(NamedTuple):
 def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Tensor]) -> Walk:
     """Walk from the outputs (n, k) back to parameters and recorded uses, and stop there."""
     if not outputs.requires_grad:
-        return Walk([], set(), False)
+        return Walk(outputs, [], set(), False)
     names = {id(parameter): (name,) for name, parameter in parameters.items()}
     stops: dict[Edge, list[int]] = {}
     for at, record in enumerate(records):
@@ -93,7 +102,7 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
             elif not may_reorder and n > 1:
                 may_reorder = _may_reorder(node, n, last=node is first.node)
     used = [records[at] for at in sorted(reached) if 0 not in records[at].shape]
-    return Walk(used, unrecorded, may_reorder)
+    return Walk(outputs, used, unrecorded, may_reorder)
 
 
 OWN_FUNCTIONS: tuple[Any, ...] = (Columns, ConvolutionBackward, ScaleBackward, Relu)  # these keep rows in place
@@ -160,77 +169,49 @@ examples, or according to a check of their own."""
 # --- Blocks: which gradients are kept together, and in which form -----------------------------------------------------
 
 
-@dataclass(frozen=True)
-class GradientForm:
-    """The form of the gradient of one parameter from one use."""
+def wanted_blocks(record: Record, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Block]]:
+    """Every parameter behind a record, and the block that suits its gradient best."""
+    weight, bias = (record.roles.get(role) for role in ("weight", "bias"))
+    views = [source.view for source in (weight, bias) if source is not None and source.view is not None]
+    names = tuple(dict.fromkeys(source.roots[0].parameter for source in (weight, bias) if source is not None))
+    joint = record.use.joint and len(names) == len(views) == 2 and views[0].rows == views[1].rows
 
-    kind: Kind
-    role: str = "weight"
-    groups: int = 1
-    transposed: bool = False
-    partner: str | None = None  # the bias of a weight, the weight of a bias
+    def block(names: tuple[str, ...], kind: Kind, groups: int = 1, transposed: bool = False) -> Block:
+        shapes = tuple(tuple(parameters[name].shape) for name in names)
+        return Block(names[0], names, shapes, kind, groups, transposed)
 
-    def fits(self, name: str, block: Block) -> bool:
-        """Whether the parameter's block can hold a gradient of this form."""
-        if block.kind == "dense":
-            return True
-        if name != block.parameters[0]:  # the bias of a weight
-            return self.role == "bias" and self.partner == block.parameters[0]
-        joint = not block.has_bias or self.partner == block.parameters[1]
-        return joint and (self.kind, self.groups, self.transposed) == (block.kind, block.groups, block.transposed)
-
-
-def gradient_forms(record: Record) -> Iterable[tuple[str, GradientForm]]:
-    """Every parameter behind a record, with the form of its gradient."""
-    use, partners = record.use, _partners(record)
-    for role, source in record.roles.items():
-        name, view = source.parameter, source.view
-        if name is None or view is None:
-            for root in source.roots:
-                yield root.parameter, GradientForm("dense" if root.index is None else "rows")
-        elif role == "weight" and use.kind == "kronecker" and (view.rows is None or not use.transposed):
-            # Selected rows of a weight stay factored if they are outputs: the gradient of the others is zero.
-            flipped = use.transposed != view.transposed
-            yield name, GradientForm("kronecker", role, use.groups, flipped, partners.get(role))
-        elif role == "weight" and use.kind == "rows" and source.whole:
-            yield name, GradientForm("rows")
-        else:
-            yield name, GradientForm("dense", role, partner=partners.get(role))
+    for source in record.roles.values():
+        for root in source.roots:
+            if source.view is None:
+                yield root.parameter, block((root.parameter,), "dense" if root.index is None else "rows")
+            elif weight is not None and (joint or source is weight):
+                yield root.parameter, block(names if joint else (root.parameter,), *_form(record.use, weight))
+            else:
+                yield root.parameter, block((root.parameter,), "dense")
 
 
-def _partners(record: Record) -> dict[str, str]:
-    """For the role "weight" the bias parameter, and the reverse, if both may be one block."""
-    weight, bias = record.roles.get("weight"), record.roles.get("bias")
-    if not record.use.joint or weight is None or bias is None or weight.view is None or bias.view is None:
-        return {}
-    if weight.view.rows != bias.view.rows or weight.parameter == bias.parameter:
-        return {}
-    return {"weight": bias.roots[0].parameter, "bias": weight.roots[0].parameter}
+def _form(use: Use, weight: Tracked) -> tuple[Kind, int, bool]:
+    """Kind, groups and order of the gradient in a weight."""
+    view = weight.view or ParameterView()
+    if use.kind == "kronecker" and (view.rows is None or not use.transposed):
+        # Selected rows of a weight stay factored if they are outputs: the gradient of the others is zero.
+        return "kronecker", use.groups, use.transposed != view.transposed
+    return "rows" if use.kind == "rows" and weight.whole else "dense", 1, False
 
 
 def make_blocks(records: Iterable[Record], parameters: Mapping[str, Tensor]) -> tuple[Block, ...]:
     """Group parameters into blocks, in order. A parameter used in several forms, or not at all, is dense."""
-    forms: dict[str, set[GradientForm]] = {name: set() for name in parameters}
+    wanted: dict[str, set[Block]] = {name: set() for name in parameters}
     for record in records:
-        for name, form in gradient_forms(record):
-            forms[name].add(form)
-    blocks = []
-    for names in dict.fromkeys(_weight_and_bias(name, forms) for name in parameters):
-        kinds = {(form.kind, form.groups, form.transposed) for form in forms[names[0]]}
-        kind, groups, transposed = kinds.pop() if len(kinds) == 1 else ("dense", 1, False)
-        shapes = tuple(tuple(parameters[each].shape) for each in names)
-        blocks.append(Block(names[0], names, shapes, kind, groups, transposed))
-    return tuple(blocks)
-
-
-def _weight_and_bias(name: str, forms: Mapping[str, set[GradientForm]]) -> tuple[str, ...]:
-    """Both names if weight and bias are always used together, else only this one."""
-    if len(forms[name]) == 1:
-        (form,) = forms[name]
-        partner = form.partner
-        if partner is not None and len(forms[partner]) == 1 and {one.partner for one in forms[partner]} == {name}:
-            return (name, partner) if form.role == "weight" else (partner, name)
-    return (name,)
+        for name, block in wanted_blocks(record, parameters):
+            wanted[name].add(block)
+    found = []
+    for name, blocks in wanted.items():
+        shared = [block for block in blocks if all(wanted[other] == {block} for other in block.parameters)]
+        single = {block.only(name) for block in blocks}
+        dense = Block(name, (name,), (tuple(parameters[name].shape),), "dense")
+        found.append(shared[0] if shared else single.pop() if len(single) == 1 else dense)
+    return tuple(dict.fromkeys(found))
 
 
 # --- Backward passes --------------------------------------------------------------------------------------------------
@@ -275,37 +256,42 @@ def _vectorized(outputs: Tensor, records: Sequence[Record], cotangents: Tensor, 
 
 
 class UseGradients:
-    """Gradients in the output of one use, reduced to its parameters after each backward pass if these are smaller."""
+    """Gradients in the output of one use; in its parameters, after each backward pass, if these are smaller."""
 
-    def __init__(self, record: Record, layout: Layout, examples: int) -> None:
-        self.record, self.layout, self.examples = record, layout, examples
-        self.grads: list[Tensor] = []  # (n, c, ...) in the output, each for some cotangents; empty if reduced
-        self._reduced: dict[str, list[Tensor]] = {role: [] for role in record.roles}
+    def __init__(self, record: Record, layout: Layout) -> None:
+        self.record, self.layout = record, layout
         self._reduces = record.use.kind == "dense" or "weight" not in record.roles
+        self._parts: dict[str, list[Tensor]] = {role: [] for role in (record.roles if self._reduces else ("output",))}
 
-    def add(self, grads: Tensor | None, cotangents: int) -> None:
+    def add(self, grads: Tensor | None, cotangents: int, examples: int) -> None:
         """Add gradients (c, *shape) in the output; `None` for zeros."""
         if grads is None:
             shape, dtype, device = self.record.output
             grads = torch.zeros((), dtype=dtype, device=device).expand(cotangents, *shape)
-        grads = self.layout.canonical(grads, self.examples, lead=1)  # (n, c, ...)
-        if not self._reduces:
-            self.grads.append(grads)
-            return
-        for role, values in self._reduced.items():
-            values.append(self._dense(role, grads))
+        grads = self.layout.canonical(grads, examples, lead=1)  # (n, c, ...)
+        for role, parts in self._parts.items():
+            parts.append(self._dense(role, grads) if self._reduces else grads)
 
     def _dense(self, role: str, grads: Tensor) -> Tensor:
         values = self.record.use.dense(role, self.layout, grads)
         return values.reshape(*grads.shape[:2], *self.record.roles[role].tensor.shape)
 
+    def joined(self, key: str = "output") -> Tensor:
+        """Gradients (n, c, ...) of all cotangents, in the output or in the tensor of a role if `add` reduced them."""
+        parts = self._parts[key]
+        if len(parts) > 1:  # in their memory order, as for images with channels last: changing it costs a slow copy
+            axes = range(parts[0].dim())
+            order = [0, 1, *sorted(axes[2:], key=parts[0].stride, reverse=True)]
+            found = torch.cat([part.permute(order) for part in parts], 1)
+            parts[:] = [found.permute([order.index(axis) for axis in axes])]
+        return parts[0]
+
     def of_parameter(self, name: str) -> Iterator[tuple[Root, Tensor]]:
         """Yield gradients (n, c, *shape) in a parameter, or in rows taken from it."""
         for role, source in self.record.roles.items():
             if any(root.parameter == name for root in source.roots):
-                each = self._reduced[role] or [self._dense(role, grads) for grads in self.grads]
-                found = _to_roots(source, each[0] if len(each) == 1 else torch.cat(each, 1))
-                yield from ((root, grads) for root, grads in found if root.parameter == name)
+                grads = self.joined(role) if self._reduces else self._dense(role, self.joined())
+                yield from ((root, each) for root, each in _to_roots(source, grads) if root.parameter == name)
 
 
 def _to_roots(source: Tracked, grads: Tensor) -> Iterator[tuple[Root, Tensor]]:
@@ -332,7 +318,6 @@ def tangents_of(
     blocks: Sequence[Block],
     outputs: Tensor,
     records: Sequence[Record],
-    layouts: Sequence[Layout],
     cotangents: Tensor,
     *,
     last: bool,
@@ -340,22 +325,22 @@ def tangents_of(
 ) -> list[Tangent]:
     """Pull cotangents (c, n, k) back to every use, in one vectorised pass if `batched`, and on to the blocks.
 
-    A block without recorded uses is zero; `last` frees the graph.
+    A block without recorded uses is zero, and so are uses without a layout; `last` frees the graph.
     """
-    uses = [UseGradients(record, layout, len(outputs)) for record, layout in zip(records, layouts, strict=True)]
-    passes = [cotangents] if batched else [*cotangents]
-    for number, cotangent in enumerate(passes if records else ()):
+    uses = [UseGradients(record, record.layout) for record in records if record.layout is not None]
+    n, passes = len(outputs), [cotangents] if batched else [*cotangents]
+    for number, cotangent in enumerate(passes if uses else ()):
         keep = not last or number + 1 < len(passes)
-        found = (_vectorized if batched else output_gradients)(outputs, records, cotangent, keep)
+        found = (_vectorized if batched else output_gradients)(outputs, [use.record for use in uses], cotangent, keep)
         for use, grads in zip(uses, found, strict=True):
-            use.add(grads if batched or grads is None else grads.unsqueeze(0), len(cotangents) if batched else 1)
-    of_parameter: dict[str, set[int]] = {}
-    for at, record in enumerate(records):
-        for name in record.parameters:
-            of_parameter.setdefault(name, set()).add(at)
-    empty = outputs.detach().new_zeros(len(outputs), len(cotangents), 0)
-    own = (set().union(*(of_parameter.get(name, ()) for name in block.parameters)) for block in blocks)
-    return [_tangent(block, [uses[at] for at in sorted(of)], empty) for block, of in zip(blocks, own, strict=True)]
+            use.add(grads if batched or grads is None else grads.unsqueeze(0), len(cotangents) if batched else 1, n)
+    place = {name: at for at, block in enumerate(blocks) for name in block.parameters}
+    own: list[list[UseGradients]] = [[] for _ in blocks]
+    for use in uses:
+        for at in {place[name] for name in use.record.parameters if name in place}:
+            own[at].append(use)
+    empty = outputs.detach().new_zeros(n, len(cotangents), 0)
+    return [_tangent(block, each, empty) for block, each in zip(blocks, own, strict=True)]
 
 
 def _tangent(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Tangent:
@@ -364,29 +349,25 @@ def _tangent(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Tange
     if block.kind == "rows":
         return _rows(block, uses, empty)
     parts = [_dense(name, shape, uses, empty) for name, shape in zip(block.parameters, block.shapes, strict=True)]
-    return Dense(block, (parts[0] if len(parts) == 1 else torch.cat(parts, -1),))
+    return Dense(block, parts[0] if len(parts) == 1 else torch.cat(parts, -1))
 
 
 def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kronecker:
     e, o, i = block.matrix_shape
     factors: list[tuple[Factor, Factor]] = []
     for use in uses:
-        source = use.record.roles.get("weight")
-        if source is None or source.parameter != block.parameters[0]:
-            continue
-        pairs = [use.record.use.factors(use.layout, grads, block.has_bias) for grads in use.grads]
-        a, g = pairs[0]
-        if len(pairs) > 1:
-            g = Concatenated(tuple(g for _, g in pairs), "cotangents")
-        if source.view is not None and source.view.rows is not None:
-            g = Padded(g, source.view.rows[0], o)
+        view = use.record.roles["weight"].view
+        a, g = use.record.use.factors(use.layout, use.joined(), block.has_bias)
+        if view is not None and view.rows is not None:
+            before, after = view.rows[0], o - view.rows[1]
+            g = Whole(pad(g.tensor(), (before, after)))  # the gradient of the other rows is zero
         factors.append((a, g))
     if not factors:
         n, c, _ = empty.shape
         return Kronecker(block, Whole(empty.new_zeros(n, e, 0, i)), Whole(empty.new_zeros(n, c, e, 0, o)))
     if len(factors) == 1:
         return Kronecker(block, *factors[0])
-    a, g = (Concatenated(tuple(side), "positions") for side in zip(*factors, strict=True))
+    a, g = (Whole(torch.cat([one.tensor() for one in side], -2)) for side in zip(*factors, strict=True))
     return Kronecker(block, a, g)
 
 
@@ -397,7 +378,7 @@ def _rows(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Rows:
     for use in uses:
         source = use.record.roles.get("weight")
         if source is not None and source.parameter == block.parameters[0]:
-            found = [use.record.use.rows(use.layout, torch.cat(use.grads, 1))]
+            found = [use.record.use.rows(use.layout, use.joined())]
         else:
             roots = use.of_parameter(block.parameters[0])
             found = [_common_rows(root.index, grads) for root, grads in roots if root.index is not None]

@@ -38,7 +38,6 @@ ALL_COLUMNS = 2**16  # columns over all examples that are enough: curvatures of 
 CHUNK_BYTES = 256 * 2**20  # of the outputs of a chunk, if labels are sampled
 CHUNK_SHARE = 1 / 16  # the same, as a share of the memory of a GPU
 MIXTURE_BYTES = 96 * 2**20  # of the random signs for all outputs of a chunk
-BLOCK = 128  # probabilities in a block: sums of blocks are searched first
 
 
 class Labels(NamedTuple):
@@ -272,19 +271,11 @@ def sample_labels(p: Tensor, uniform: Tensor, columns: int) -> tuple[Tensor, Ten
         first = enough.int().argmax(1, keepdim=True)
         floors = torch.where(enough.any(1, keepdim=True), shares.gather(1, first), 0.0)
         p = p.minimum(floors.clamp_min(torch.finfo(p.dtype).tiny))  # chances q times the floor
-    # Sums of blocks first: cumulative sums over all classes are slow.
-    k, whole = p.shape[1], p.shape[1] // BLOCK * BLOCK
-    blocks = [p[:, :whole].unflatten(1, (-1, BLOCK)).sum(2), p[:, whole:].sum(1, keepdim=True)]
-    sums = torch.cat(blocks, dim=1).cumsum(1, dtype=torch.float64)
+    sums = p.cumsum(1, dtype=torch.float64)
     scale = sums[:, -1:] if floors is None else floors.double().clamp_min(torch.finfo(p.dtype).tiny)
     wanted = (uniform.unsqueeze(1) + torch.arange(columns, device=p.device)) * scale
-    block = torch.searchsorted(sums, wanted, right=True)  # (m, c)
-    before = pad(sums, (1, 0)).gather(1, block)
-    places = (BLOCK * block).unsqueeze(2) + torch.arange(BLOCK, device=p.device)  # (m, c, BLOCK)
-    inside = p.gather(1, places.clamp_max(k - 1).flatten(1)).unflatten(1, (columns, BLOCK)) * (places < k)
-    within = torch.searchsorted(inside.cumsum(2, dtype=torch.float64), (wanted - before).unsqueeze(2), right=True)
-    found = BLOCK * block + within.squeeze(2).clamp_max(BLOCK - 1)
-    return torch.where(found < k, found, -1).int(), scale.squeeze(1) if floors is None else floors.squeeze(1)
+    found = torch.searchsorted(sums, wanted, right=True)  # (m, c)
+    return torch.where(found < p.shape[1], found, -1).int(), (scale if floors is None else floors).squeeze(1)
 
 
 def random_uniform(examples: Tensor, places: Tensor, seed: int) -> Tensor:

@@ -147,18 +147,23 @@ def close(one: Tensor, other: Tensor, relative: float, scale: Tensor | None = No
 # --- Where the examples are -------------------------------------------------------------------------------------------
 
 
-def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[list[Layout] | None]:
-    """Layouts in which gradients from some examples are zero for all others; `None` for uses without a gradient."""
+def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[Record]:
+    """Give uses a layout in which gradients from some examples are zero for all others, or `None` if there is none.
+
+    Uses without a gradient stay as they are; the others are returned.
+    """
     n, cotangent = len(outputs), normal_numbers(outputs.shape, len(outputs), outputs)
-    plain = output_gradients(outputs, records, cotangent)
-    have = [at for at, gradient in enumerate(plain) if gradient is not None and bool(gradient.any())]
-    left = {at: records[at].possible_layouts(n) for at in have}
-    for examples in separating_sets(n).to(outputs.device) if have else ():
-        grads = output_gradients(outputs, [records[at] for at in have], cotangent * examples[:, None])
-        for at, gradient in zip(have, grads, strict=True):
+    plain = zip(records, output_gradients(outputs, records, cotangent), strict=True)
+    found = [record for record, gradient in plain if gradient is not None and bool(gradient.any())]
+    possible = [record.possible_layouts(n) for record in found]
+    for examples in separating_sets(n).to(outputs.device) if found else ():
+        grads = output_gradients(outputs, found, cotangent * examples[:, None])
+        for layouts, gradient in zip(possible, grads, strict=True):
             if gradient is not None:
-                left[at] = [one for one in left[at] if not bool(one.canonical(gradient, n)[~examples].any())]
-    return [left.get(at) for at in range(len(records))]
+                layouts[:] = [one for one in layouts if not bool(one.canonical(gradient, n)[~examples].any())]
+    for record, layouts in zip(found, possible, strict=True):
+        record.layout = next(iter(layouts), None)
+    return found
 
 
 def separating_sets(n: int) -> Tensor:
@@ -172,7 +177,7 @@ def separating_sets(n: int) -> Tensor:
     return torch.stack([side for digit in digits for side in (digit, ~digit)])
 
 
-def rows_are_in_place(outputs: Tensor, records: Sequence[Record], layouts: Sequence[Layout]) -> bool:
+def rows_are_in_place(outputs: Tensor, records: Sequence[Record]) -> bool:
     """Whether every example's gradients are where the layouts say, on a batch whose rows may have been reordered.
 
     If an example's cotangent is multiplied by a power of two, its gradients must be multiplied by that power. Powers
@@ -181,17 +186,19 @@ def rows_are_in_place(outputs: Tensor, records: Sequence[Record], layouts: Seque
     n = len(outputs)
     base = 7 if outputs.dtype == torch.float16 else 15  # number of powers of two within the range of the precision
     cotangent, number = normal_numbers(outputs.shape, len(outputs), outputs), torch.arange(n, device=outputs.device)
+    records = [record for record in records if record.layout is not None]
     plain = output_gradients(outputs, records, cotangent)
     for place in takewhile(lambda place: place == 1 or place < n, (base**digit for digit in count())):
         power = torch.pow(2.0, (number // place % base - base // 2).double()).to(outputs.dtype)
         scaled = output_gradients(outputs, records, power.unsqueeze(1) * cotangent)
-        for before, after, layout in zip(plain, scaled, layouts, strict=True):
-            if before is not None and after is not None and not _multiplied(before, after, layout, power):
+        for before, after, record in zip(plain, scaled, records, strict=True):
+            if before is not None and after is not None and not _multiplied(before, after, record.layout, power):
                 return False
     return True
 
 
-def _multiplied(before: Tensor, after: Tensor, layout: Layout, power: Tensor) -> bool:
+def _multiplied(before: Tensor, after: Tensor, layout: Layout | None, power: Tensor) -> bool:
+    assert layout is not None
     n = len(power)
     wanted = layout.canonical(before, n).reshape(n, -1).double() * power.double().unsqueeze(1)
     gap = (layout.canonical(after, n).reshape(n, -1).double() - wanted).norm(dim=1)

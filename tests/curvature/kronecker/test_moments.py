@@ -45,7 +45,7 @@ def rows(n: int, c: int, *, padded: bool) -> Rows:
 
 
 def bare(n: int, c: int) -> Dense:
-    return Dense(Block("p", ("p", "q"), ((2, 3), (4,)), "dense"), (normal(n, c, 6), normal(n, c, 4)))
+    return Dense(Block("p", ("p", "q"), ((2, 3), (4,)), "dense"), normal(n, c, 10))
 
 
 TANGENTS: dict[str, Callable[[int], Tangent]] = {

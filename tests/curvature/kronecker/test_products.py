@@ -11,7 +11,7 @@ from whence.curvature.kronecker import Factors, second_moment
 from whence.curvature.primal import times_lower
 from whence.curvature.rotation import Factored, along, energy, total
 from whence.jacobian import gradients
-from whence.jacobian.gradients import Block, Concatenated, Dense, Kronecker, Whole
+from whence.jacobian.gradients import Block, Dense, Kronecker, Whole
 from whence.linalg import NARROWEST, WIDEST, add_gram, mirror
 
 
@@ -61,7 +61,7 @@ def test_mixtures_and_inner_products_of_cotangents(c: int, dtype: torch.dtype) -
 def test_bfloat16_is_rotated_in_float16_whatever_its_size(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradients, "matched", lambda values, basis: (values, basis.to(values.dtype)))  # as on a GPU
     values, basis = size * normal(3, 2, 1, 5, 8).bfloat16(), torch.linalg.qr(normal(8, 8)).Q.unsqueeze(0)
-    assert rotation.held_in_bfloat16(Concatenated((Whole(values), Whole(values)), "cotangents"))
+    assert rotation.held_in_bfloat16(Whole(values))
     found = rotation.project_in_float16(Whole(values), basis.float())
     assert found.dtype == torch.bfloat16
     wanted = values.double() @ basis[0]
@@ -75,17 +75,16 @@ def test_matrices_that_are_rotated_later_come_in_single_precision() -> None:
     assert rotation.outer(a, g).dtype == torch.bfloat16
 
 
-def test_gradients_in_parts_are_those_side_by_side() -> None:
+def test_gradients_in_no_particular_form() -> None:
     block = Block("norm", ("w", "b"), ((3,), (2,)), "dense")
-    parts = (normal(6, 2, 3), normal(6, 2, 2))
-    apart, joined = Dense(block, parts), Dense(block, (torch.cat(parts, 2),))
+    values = normal(6, 2, 5)
+    dense, alone = Dense(block, values), Dense(block, values[:, :1])
     direction = normal(5)
-    torch.testing.assert_close(along(apart, direction), joined.values @ direction, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(along(dense, direction), values @ direction, rtol=1e-13, atol=1e-13)
     weights = normal(6, 2)
-    torch.testing.assert_close(total(apart, weights), torch.einsum("nc,ncp->p", weights, joined.values))
-    alone = Dense(block, tuple(part[:, :1] for part in parts))
-    torch.testing.assert_close(energy(alone).flatten(), joined.values[:, 0].square().sum(1))
-    torch.testing.assert_close(energy(apart), joined.values @ joined.values.transpose(1, 2))
+    torch.testing.assert_close(total(dense, weights), torch.einsum("nc,ncp->p", weights, values))
+    torch.testing.assert_close(energy(alone).flatten(), values[:, 0].square().sum(1))
+    torch.testing.assert_close(energy(dense), values @ values.transpose(1, 2))
 
 
 @pytest.mark.parametrize("ones", [False, True])

@@ -204,7 +204,7 @@ def test_without_a_basis_nothing_turns(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("make", [basis_of, corner_of, no_basis])
 def test_dense_and_rows_tangents_are_rotated(make: Callable[[Block], Basis]) -> None:
-    dense = Dense(Block("p", ("p",), ((2, 3),), "dense"), (normal(4, 2, 6),))
+    dense = Dense(Block("p", ("p",), ((2, 3),), "dense"), normal(4, 2, 6))
     block = Block("e", ("e",), ((5, 3),), "rows")
     index = torch.tensor([[0, 4, 0], [1, 1, 1], [2, 3, 4]])
     factors = torch.tensor([[1.0, 0.5, 2.0], [1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])[:, None, :, None]

@@ -99,7 +99,7 @@ class Use(ABC):
 CallSite = tuple[str, tuple[str, ...], int]  # kind and parameters of a call, and the number of earlier calls like it
 
 
-@dataclass(frozen=True)
+@dataclass
 class Record:
     """A use of parameters, and the place of its output in the autograd graph."""
 
@@ -110,6 +110,7 @@ class Record:
     site: CallSite | None  # the call, if the batch axis of its output was guessed from the shape
     input_edges: tuple[tuple[Any, int], ...] = ()  # graph edges of the call's other inputs
     guessed: bool = False  # whether no such use occurred when the capture was verified
+    layout: Layout | None = None  # where the examples are in the output, once known
 
     @property
     def shape(self) -> torch.Size:

@@ -115,51 +115,39 @@ class Windows:
         strides = (*images.stride()[:2], *inside, *between)
         view = images.as_strided((b, channels, *self.kernel, *counts), strides)
         t = torch.Size(counts).numel()
-        if not ones:
-            return view.reshape(b, self.groups, -1, t)
-        inner = (channels // self.groups, *self.kernel)
-        found = images.new_empty(b, self.groups, torch.Size(inner).numel() + 1, t)
-        found[:, :, -1] = 1.0
-        found[:, :, :-1].unflatten(3, tuple(counts)).unflatten(2, inner).copy_(view.unflatten(1, (self.groups, -1)))
-        return found
+        found = view.reshape(b, self.groups, -1, t)
+        return F.pad(found, (0, 0, 0, 1), value=1.0) if ones else found
 
     def convolve(self, images: Tensor, kernels: Tensor, offsets: Tensor | None) -> Tensor:
         """Convolve with kernels (e, i, r) of this geometry: the projected windows, (b, e, r, t)."""
         e, _, r = kernels.shape
         weight = kernels.transpose(1, 2).reshape(e * r, -1, *self.kernel)
-        alike = all(before == after for before, after in self.padding)
-        images = images if alike else self.padded(images)
+        images = self.padded(images)
         if images.dtype == torch.float16 and self.dims == 2 and not (weight.shape[0] % 8 or weight.shape[1] % 8):
             # the memory order for a GPU's tensor units; images are smaller than windows
             images, weight = (one.contiguous(memory_format=torch.channels_last) for one in (images, weight))
         bias = None if offsets is None else offsets.flatten()
-        padding = [pad[0] for pad in self.padding] if alike else 0
-        out = CONVOLUTIONS[self.dims](images, weight, bias, self.stride, padding, self.dilation, self.groups)
+        out = CONVOLUTIONS[self.dims](images, weight, bias, self.stride, 0, self.dilation, self.groups)
         return out.reshape(images.shape[0], e, r, -1)  # from (b, e r, *counts)
 
 
 @dataclass(frozen=True)
 class Unfolded(Factor):
-    """The windows of images (..., channels, *sizes) as a factor (..., e, t, i), unfolded on demand."""
+    """The windows of images as a factor (n, e, t, i), unfolded on demand."""
 
-    images: Tensor  # (b, channels, *sizes); without a layout (n, c, ..., channels, *sizes), in order
+    images: Tensor  # (b, channels, *sizes)
     windows: Windows  # the geometry
-    layout: Layout | None = None  # where the examples are among the b images
-    examples: int = 0  # n, for `layout`
+    layout: Layout  # where the examples are among the b images
+    examples: int  # n
     ones: bool = False  # whether a column of ones is appended
-    counts: tuple[int, ...] | None = None  # number of windows to take along each axis, if not all
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(..., e, t, i), without unfolding."""
-        sizes = self.images.shape[-self.windows.dims :]
-        channels = self.images.shape[-self.windows.dims - 1]
-        e = self.windows.groups
-        t = torch.Size(self.counts or self.windows.count(sizes)).numel()
+        """(n, e, t, i), without unfolding."""
+        b, channels, *sizes = self.images.shape
+        e, t = self.windows.groups, torch.Size(self.windows.count(sizes)).numel()
         i = channels // e * torch.Size(self.windows.kernel).numel() + self.ones
-        if self.layout is None:
-            return (*self.images.shape[: -self.windows.dims - 1], e, t, i)
-        return (self.examples, e, t * (self.images.shape[0] // self.examples), i)
+        return (self.examples, e, t * (b // self.examples), i)
 
     @property
     def numel(self) -> int:
@@ -168,19 +156,21 @@ class Unfolded(Factor):
 
     def tensor(self) -> Tensor:
         """The windows, with the column of ones."""
-        flat = self.images.flatten(0, -self.windows.dims - 2)
-        return self._arrange(self.windows.unfold(flat, self.counts, self.ones))  # from (b, e, i, t)
+        return self._arrange(self.windows.unfold(self.images, ones=self.ones))  # from (b, e, i, t)
 
     def project(self, basis: Tensor) -> Tensor:
         """A convolution with the columns of the basis as kernels: the windows are never built."""
-        if self.counts is not None:
-            return self.tensor().to(basis.dtype) @ basis
-        flat, basis = matched(self.images.flatten(0, -self.windows.dims - 2), basis)
-        if flat.dtype == torch.float16 and self.shape[-2] <= FEW_WINDOWS and not self.ones and self.windows.groups == 1:
-            rows = self.windows.unfold(flat).squeeze(1).transpose(1, 2).contiguous()
+        images, basis = matched(self.images, basis)
+        if (
+            images.dtype == torch.float16
+            and self.shape[-2] <= FEW_WINDOWS
+            and not self.ones
+            and self.windows.groups == 1
+        ):
+            rows = self.windows.unfold(images).squeeze(1).transpose(1, 2).contiguous()
             return self._arrange((rows @ basis[0]).transpose(1, 2).unsqueeze(1))
         kernels, offsets = (basis[:, :-1], basis[:, -1]) if self.ones else (basis, None)
-        return self._arrange(self.windows.convolve(flat, kernels, offsets))
+        return self._arrange(self.windows.convolve(images, kernels, offsets))
 
     def total(self, g: Tensor) -> Tensor:
         """sum_n sum_t g_t a_t^T: for half-precision images by a convolution, without building the windows."""
@@ -201,10 +191,7 @@ class Unfolded(Factor):
         images = self.images[::step]
         return replace(self, images=images, examples=len(images))
 
-    def _arrange(self, windows: Tensor) -> Tensor:  # (b, e, i, t) to (..., e, t, i)
-        if self.layout is None:
-            lead = self.images.shape[: -self.windows.dims - 1]
-            return windows.reshape(*lead, *windows.shape[1:]).transpose(-1, -2)
+    def _arrange(self, windows: Tensor) -> Tensor:  # (b, e, i, t) to (n, e, t, i)
         canonical = self.layout.canonical(windows, self.examples)
         if canonical.dim() == 5:  # (n, m, e, i, t): the m images of an example become positions
             canonical = canonical.permute(0, 2, 3, 1, 4).flatten(3)
@@ -226,12 +213,8 @@ class _WindowsUse(Use):
 
     inputs: Tensor  # (b, channels, *sizes)
     windows: Windows
+    groups: int
     kind: ClassVar[Kind] = "kronecker"
-
-    @property
-    def groups(self) -> int:  # type: ignore[override]  # a number in other uses
-        """Groups of channels."""
-        return self.windows.groups
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
         """The first axis, if it is not the channels."""
@@ -258,14 +241,13 @@ class TransposedConvolutionUse(_WindowsUse):
     transposed: bool = True
 
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
-        """Gradients are unfolded on demand."""
+        """Gradients are unfolded: one window for each position of the input."""
         dims = self.windows.dims
         inputs = layout.canonical(self.inputs, len(grads)).unsqueeze(1)  # (n, 1, [m,] channels, *sizes)
         a = Whole(_grouped(inputs, self.groups, dims).squeeze(1))
-        g = Unfolded(grads, self.windows, counts=tuple(self.inputs.shape[-dims:]))
-        if grads.dim() == dims + 3:
-            return a, g
-        return a, Whole(g.tensor().transpose(2, 3).flatten(3, 4))  # from (n, c, m, e, t, o)
+        lead, counts = grads.shape[: -dims - 1], tuple(self.inputs.shape[-dims:])  # (n, c, [m])
+        g = self.windows.unfold(grads.flatten(0, -dims - 2), counts).unflatten(0, lead).transpose(-1, -2)
+        return a, Whole(g if len(lead) == 2 else g.transpose(2, 3).flatten(3, 4))  # from (n, c, m, e, t, o)
 
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
         """The bias gets the sum over positions, not over windows."""
@@ -286,7 +268,7 @@ def _padding(value: str | int | Sequence[int], kernel: Sequence[int], dilation: 
     return tuple((pad, pad) for pad in _tuple(0 if isinstance(value, str) else value, len(kernel)))
 
 
-def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows], Use]) -> Reader:
+def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows, int], Use]) -> Reader:
     def read(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
         given = bind(names, args, kwargs)
         weight = given["weight"]
@@ -301,7 +283,8 @@ def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows], 
             out = run(ConvolutionBackward, out, given["input"], weight.detach(), *geometry)
         else:
             out = function(*args, **kwargs)
-        recorder.record(use(given["input"].detach(), windows), out, weight=weight, bias=given.get("bias"))
+        recorded = use(given["input"].detach(), windows, windows.groups)
+        recorder.record(recorded, out, weight=weight, bias=given.get("bias"))
         return out
 
     return read
