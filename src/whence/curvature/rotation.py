@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -261,7 +261,7 @@ class Full:
             found: Tensor = kernels.squares(self.values.flatten(0, 1), columns.contiguous())
             return found.reshape(-1, n, c)
         parts = self.values.reshape(n * c, p).split(n * c if columns.is_cuda else max(1, CACHE_NUMBERS // p))
-        return joined([product(columns, part.square().T) for part in parts]).reshape(-1, n, c)
+        return torch.cat([product(columns, part.square().T) for part in parts], 1).reshape(-1, n, c)
 
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
@@ -277,7 +277,8 @@ class Full:
 
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions: (n, c, r)."""
-        return self.values[:, :, index + index // self.shape[-1] * self.padding if self.padding else index]
+        whole = len(index) == math.prod(self.shape) and not self.padding  # positions are in ascending order
+        return self.values if whole else self.values[:, :, index + index // self.shape[-1] * self.padding]
 
     def _trimmed(self, flat: Tensor) -> Tensor:
         """(..., p) to (..., *shape), without the padding."""
@@ -572,11 +573,6 @@ def _left_over(factor: Factor, columns: Tensor, complement: Tensor | None) -> Te
     return factor.tensor() - Whole(factor.project(columns)).project(columns.transpose(-1, -2))
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate along the second axis; a single part is not copied."""
-    return parts[0] if len(parts) == 1 else torch.cat([*parts], 1)
-
-
 def times(values: Tensor, matrix: Tensor) -> Tensor:
     """`values @ matrix`, without copying the matrix for every example if there is one group."""
     if values.dtype in HALVES:
@@ -748,15 +744,8 @@ class BasisView:
 
     def coordinates(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions of the basis: (n, c, r)."""
-        tangent, shape = self.tangent, self.basis.shape
-        if isinstance(tangent, Kronecker) and shape[0] == 1 and tangent.positions > 1 and self._rotates_factors_first:
-            n, c = tangent.examples, tangent.cotangents
-            if n * c * math.prod(shape) <= CHUNK_NUMBERS["cuda" if index.is_cuda else "cpu"]:
-                a, g = _project(tangent.a, self.basis.inputs), _project(tangent.g, self.basis.outputs)
-                matrices = g.transpose(3, 4).reshape(n, -1, g.shape[3]) @ a.squeeze(1)  # (n, c o, i)
-                found = matrices.reshape(n, c, -1)
-                return found if len(index) == math.prod(shape) else found[:, :, index]
-        return torch.cat([rotated.gather(index) for _, rotated in self.chunks()])
+        found = [rotated.gather(index) for _, rotated in self.chunks()]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def mixed(self, weights: Tensor) -> Iterator[tuple[slice, Rotated]]:
         """As `chunks`, for q combinations of the cotangents with weights (n, c, q)."""
@@ -940,12 +929,12 @@ class Weights:
 
     def variances(self, view: BasisView) -> Tensor:
         """Weighted squared lengths of the gradients, (w, n, c)."""
-        found = joined([self.inside_of(rotated, crossed=False) for _, rotated in view.chunks()])
+        found = torch.cat([self.inside_of(rotated, crossed=False) for _, rotated in view.chunks()], 1)
         return found if view.complete else found + self.outside.squeeze(-1) * view.lengths()
 
     def grams(self, view: BasisView) -> Tensor:
         """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
-        found = joined([self.inside_of(rotated, crossed=True) for _, rotated in view.chunks()])
+        found = torch.cat([self.inside_of(rotated, crossed=True) for _, rotated in view.chunks()], 1)
         return found if view.complete else found.add_(self.outside * view.energy())
 
     def inside_of(self, rotated: Rotated, crossed: bool) -> Tensor:
