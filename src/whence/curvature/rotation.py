@@ -43,6 +43,12 @@ LARGEST_COMPLEMENT = 4608  # largest side for which directions outside a basis a
 ALIGNED = 8  # a GPU's tensor units need rows of multiples of this: others take three times as long
 
 
+def slices(n: int, numbers: int, like: Tensor) -> Iterator[slice]:
+    """Split n examples such that matrices with this many numbers for each are formed for some examples at once."""
+    step = max(1, CHUNK_NUMBERS["cuda" if like.is_cuda else "cpu"] // numbers)
+    return (slice(low, min(low + step, n)) for low in range(0, n, step))
+
+
 def mix(g: Tensor, weights: Tensor) -> Tensor:
     """Combine gradients (n, c, ...) with weights (n, c, q): (n, q, ...)."""
     transposed = is_transposed_in_memory(g)
@@ -887,9 +893,7 @@ class BasisView:
 
     def _formed(self, a: Tensor, g: Tensor) -> Iterator[tuple[slice, Full]]:
         n, c, e, _, o = g.shape
-        step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (c * e * o * a.shape[3]))
-        for start in range(0, n, step):
-            where = slice(start, min(start + step, n))
+        for where in slices(n, c * e * o * a.shape[3], a):
             matrices = outer(a[where], g[where], single=not self._rotates_factors_first)
             if not self._rotates_factors_first:
                 matrices = self.basis.into(matrices)

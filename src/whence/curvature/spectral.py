@@ -25,7 +25,7 @@ from whence.curvature.base import (
     times_noise,
 )
 from whence.curvature.kronecker import MomentSums, Spectrum, numbered
-from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, DiagonalMoments, Weights, outer, raised
+from whence.curvature.rotation import Basis, BasisView, DiagonalMoments, Weights, outer, raised, slices
 from whence.curvature.two_bases import TwoBasisWeights, last
 from whence.data.batches import Inputs, batch_size, take
 from whence.jacobian.gradients import Dense, Kronecker, Tangent
@@ -295,18 +295,16 @@ def align(tangent: Tangent, directions: Tensor) -> Tensor:
     """<J_i^T u_c, v_q> for every example, cotangent and direction v (q, *matrix shape of the block): (n, c, q)."""
     if isinstance(tangent, Dense):
         return raised(tangent.values).to(directions.dtype) @ directions.T
-    numbers = CHUNK_NUMBERS["cuda" if directions.is_cuda else "cpu"]
     if isinstance(tangent, Kronecker):
         a, g = tangent.inputs().to(directions.dtype), tangent.grads().to(directions.dtype)
-        step = max(1, numbers // math.prod((g.shape[1], *directions.shape[1:])))
-        pairs = zip(a.split(step), g.split(step), strict=True)
-        return torch.cat([outer(*pair).flatten(2) @ directions.flatten(1).T for pair in pairs])
+        parts = slices(len(g), math.prod((g.shape[1], *directions.shape[1:])), g)
+        return torch.cat([outer(a[some], g[some]).flatten(2) @ directions.flatten(1).T for some in parts])
     rows, examples, values = tangent.aggregate()
     values = raised(values).to(directions.dtype)  # (u, c, d)
     found = values.new_zeros(len(tangent.index), values.shape[1], len(directions))
-    step = max(1, numbers // (len(directions) * values.shape[2]))
-    for row, example, value in zip(rows.split(step), examples.split(step), values.split(step), strict=True):
-        found.index_add_(0, example, torch.einsum("ucd,qud->ucq", value, directions[:, row]))
+    for some in slices(len(rows), len(directions) * values.shape[2], values):
+        products = torch.einsum("ucd,qud->ucq", values[some], directions[:, rows[some]])
+        found.index_add_(0, examples[some], products)
     return found
 
 
