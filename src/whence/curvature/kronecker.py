@@ -428,29 +428,18 @@ class Spectrum:
 
 
 class MomentSums:
-    """Sums for one block in its basis: weighted squares for `count` sets of weights, and weighted gradients.
+    """Sums for one block: squares in its basis for `count` sets of weights, and weighted gradients, not rotated.
 
-    With `rotates`, the gradients are summed in the basis too, if it spans the whole block. With a `rotation` to the
-    meats' own basis, squares in that basis are summed as well.
+    With a `rotation` to the meats' own basis, squares in that basis are summed as well.
     """
 
-    def __init__(
-        self, basis: Basis, count: int, device: torch.device, rotates: bool = True, rotation: Basis | None = None
-    ) -> None:
-        self.basis, self.rotation = basis, rotation
-        self.rounded = products_are_rounded(device)
-        self._rotates = rotates and not basis.outside
-        shapes = {"inside": (count, *basis.shape), "length": (count,)}
-        shapes["total"] = basis.shape if self._rotates else basis.block.matrix_shape
+    def __init__(self, basis: Basis, count: int, device: torch.device, rotation: Basis | None = None) -> None:
+        self.basis, self.rotation, self.rounded = basis, rotation, products_are_rounded(device)
+        shapes = {"inside": (count, *basis.shape), "length": (count,), "total": basis.block.matrix_shape}
         if rotation is not None:
             shapes["rotated"] = (count, *rotation.shape)
         self.state = {name: torch.zeros(one, dtype=torch.float64, device=device) for name, one in shapes.items()}
-        self.inside, self.length, self._total = (self.state[name] for name in ("inside", "length", "total"))
-
-    @property
-    def total(self) -> Tensor:
-        """The weighted sum of gradients, in the shape of the block's matrix."""
-        return self.basis.to(torch.float64).out_of(self._total) if self._rotates else self._total
+        self.inside, self.length, self.total = (self.state[name] for name in ("inside", "length", "total"))
 
     def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
         """Add a chunk, with weights of the squares (count, c), and optionally of the gradients in the total (n, c).
@@ -467,19 +456,13 @@ class MomentSums:
             self.inside += rotated.squares(weights)
             if self.rotation is not None:
                 self.state["rotated"] += rotate(rotated, self.rotation).squares(weights)
-            if view.complete and summed is not None:
-                self._total += rotated.total(summed[part].to(rotated.dtype))
-        if view.complete:
-            return
-        if mixing is None:
-            lengths = view.lengths().double()
-        else:
-            wide = mixing.double()
-            lengths = (wide * (view.energy().double() @ wide)).sum(1)
-            summed = None if summed is None else (mixing @ summed.to(mixing.dtype).unsqueeze(2)).squeeze(2)
-        self.length += (each * lengths).sum((1, 2))
+        if not view.complete:
+            wide = None if mixing is None else mixing.double()
+            lengths = view.lengths() if wide is None else (wide * (view.energy().double() @ wide)).sum(1)
+            self.length += (each * lengths.double()).sum((1, 2))
         if summed is not None:
-            self._total += total(view.tangent, summed)
+            mixed = summed if mixing is None else (mixing @ summed.to(mixing.dtype).unsqueeze(2)).squeeze(2)
+            self.total += total(view.tangent, mixed)
 
     def finish(self) -> list[DiagonalMoments]:
         """The sums, one for each set of weights."""
@@ -526,12 +509,12 @@ class SpectrumSums(Accumulator):
             problem.passes.process_group.broadcast([sizes, self.frame], 0, "eigenvalues")
             self.weights = torch.cat([self.weights, sizes.clamp_min(0.0).unsqueeze(0)])
         self.cotangents = ConstantCotangents(self.frame.T)
-        self._begin(rotates=not self.sketched)
+        self._begin()
 
-    def _begin(self, rotates: bool) -> None:
+    def _begin(self) -> None:
         """Zeros for each row of the weights."""
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # number of examples added
-        self.sums = [MomentSums(basis, len(self.weights), self.problem.device, rotates) for basis in self.bases]
+        self.sums = [MomentSums(basis, len(self.weights), self.problem.device) for basis in self.bases]
         self.state = {"seen": self.seen, **numbered([one.state for one in self.sums])}
         self.given = [self.frame, self.weights, *(one for basis in self.bases for one in basis.tensors)]
 
@@ -547,7 +530,7 @@ class SpectrumSums(Accumulator):
             curved = view
             if self.sketched and self.count > columns:
                 residual = some_cotangents(view.tangent, slice(columns, None))
-                self.sums[at].state["total"] += total(residual, residuals.new_ones(len(residuals), 1))
+                self.sums[at].total += total(residual, residuals.new_ones(len(residuals), 1))
                 some = some_cotangents(view.tangent, slice(0, columns))
                 curved = BasisView(some, view.basis, view.rounded, coarse=view.coarse)
             self.sums[at].add(curved, self.weights, None if self.noise is None else summed, mixing)
@@ -593,7 +576,7 @@ class SampledSpectrumSums(SpectrumSums):
             sets = torch.stack([torch.ones_like(size), size])
         self.weights = (torch.diag(sets.double()) / mixtures).repeat_interleave(mixtures, 1)
         self.count, self.cotangents = self.weights.shape[1], self._mixed
-        self._begin(rotates=False)
+        self._begin()
 
     def _mixed(self, where: slice, n: int) -> Tensor:
         """(c, n, k) mixtures of some examples' outputs, and the same times the noise's root."""

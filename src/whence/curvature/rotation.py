@@ -194,15 +194,6 @@ class Factored:
         """Other cotangents as combinations of these: weights (n, c, q)."""
         return Factored(self.a, mix(self.g, weights))
 
-    def along(self, direction: Tensor) -> Tensor:
-        """Inner products with a direction (e, o, i): (n, c)."""
-        moved = times(self.a.unsqueeze(2), direction.transpose(-1, -2)).to(self.g.dtype)
-        return inner_products(self.g.unsqueeze(3), moved)
-
-    def total(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[n, c] phi: (e, o, i)."""
-        return self._crossed(mix(self.g, weights.unsqueeze(2)), self.a).squeeze(0)
-
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions of (e, o, i): (n, c, r)."""
         o, i = self.g.shape[3], self.a.shape[2]
@@ -273,14 +264,6 @@ class Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
         return Full(weights.transpose(1, 2) @ raised(self.values), self.shape, self.padding)
 
-    def along(self, direction: Tensor) -> Tensor:
-        """Inner products with a direction: (n, c)."""
-        return raised(self.values) @ self._padded(direction).reshape(-1)
-
-    def total(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[n, c] phi."""
-        return self._trimmed(product(weights.reshape(1, -1).to(self.values.dtype), self.values.flatten(0, 1))[0])
-
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions: (n, c, r)."""
         whole = len(index) == math.prod(self.shape) and not self.padding  # positions are in ascending order
@@ -315,7 +298,8 @@ class Sparse:
         """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, V, d)."""
         each = weights.transpose(0, 1)
         each = each if len(each) == 1 else each[self.of]
-        return self._by_row(each @ self.values.square()).transpose(0, 1)
+        sums = each @ self.values.square()  # (u, q, d)
+        return sums.new_zeros(self.shape[0], *sums.shape[1:]).index_add_(0, self.rows, sums).transpose(0, 1)
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, V, d): (w, n, c, c)."""
@@ -332,14 +316,6 @@ class Sparse:
         mixed = weights[self.of].transpose(1, 2) @ self.values
         return Sparse(self.rows, self.of, mixed, self.examples, self.shape)
 
-    def along(self, direction: Tensor) -> Tensor:
-        """Inner products with a direction (V, d): (n, c)."""
-        return self._by_example((self.values @ direction[self.rows].unsqueeze(2)).squeeze(2))
-
-    def total(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[n, c] phi: (V, d)."""
-        return self._by_row(torch.einsum("uc,ucd->ud", weights[self.of], self.values))
-
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions of (V, d): (n, c, r)."""
         wanted, at = torch.unique(index // self.shape[1], return_inverse=True)
@@ -352,9 +328,6 @@ class Sparse:
 
     def _by_example(self, values: Tensor) -> Tensor:
         return values.new_zeros(self.examples, *values.shape[1:]).index_add_(0, self.of, values)
-
-    def _by_row(self, values: Tensor) -> Tensor:
-        return values.new_zeros(self.shape[0], *values.shape[1:]).index_add_(0, self.rows, values)
 
 
 Rotated: TypeAlias = Factored | Full | Sparse
@@ -644,9 +617,13 @@ def _with_inputs(tangent: Kronecker) -> tuple[Tensor, Tensor]:
 
 def total(tangent: Tangent, weights: Tensor) -> Tensor:
     """Sum of the gradients of all examples and cotangents with weights (n, c), shaped as the block's matrix."""
-    if not isinstance(tangent, Kronecker):
-        plain = rotated_values(tangent, Basis(tangent.block))
-        return plain.total(weights.to(plain.dtype))
+    if isinstance(tangent, Dense):
+        values = raised(tangent.values).flatten(0, 1)
+        return weights.flatten().to(values.dtype) @ values
+    if isinstance(tangent, Rows):
+        grads = raised(tangent.grads)
+        rows = torch.einsum("nc,nctd->ntd", weights.to(grads.dtype), grads).flatten(0, 1)
+        return rows.new_zeros(tangent.block.matrix_shape).index_add_(0, tangent.index.flatten(), rows)
     g = tangent.grads()
     g = g if g.is_cuda and g.dtype == torch.float16 else raised(g)
     unit, size = scaled(weights, math.inf)
@@ -661,9 +638,12 @@ def scaled(values: Tensor, order: float = 2.0) -> tuple[Tensor, Tensor]:
 
 def along(tangent: Tangent, direction: Tensor) -> Tensor:
     """Inner products of the gradients with a direction shaped as the block's matrix: (n, c)."""
-    if not isinstance(tangent, Kronecker):
-        plain = rotated_values(tangent, Basis(tangent.block))
-        return plain.along(direction.to(plain.dtype))
+    if isinstance(tangent, Dense):
+        values = raised(tangent.values)
+        return values @ direction.to(values.dtype)
+    if isinstance(tangent, Rows):
+        grads = raised(tangent.grads)
+        return torch.einsum("nctd,ntd->nc", grads, direction.to(grads.dtype)[tangent.index])
     unit, size = scaled(direction)
     return inner_products(*promoted(tangent.grads(), tangent.a.project(unit.transpose(-1, -2)))) * size
 
@@ -721,19 +701,13 @@ class BasisView:
         self.reads = reads
         self.rounded = rounded
         self.coarse = coarse
-        self._tangent: Tangent | None = _computed(tangent, coarse) if basis.outside and measured else tangent
+        self.tangent = _computed(tangent, coarse) if basis.outside and measured else tangent  # before the rotation
         self._held: Rotated | None = None
         self._measures = bool(basis.outside) and measured and rounded
         self._inputs: Tensor | None = None  # layer inputs in the basis, before rounding to bfloat16
         self._left: Tensor | None = None  # layer inputs along directions outside the basis
         self._factors: tuple[Tensor, Tensor] | None = None
         self._energy: Tensor | None = None
-
-    @property
-    def tangent(self) -> Tangent:
-        """The captured gradients, before the rotation."""
-        assert self._tangent is not None, "a view of gradients that were freed"
-        return self._tangent
 
     @property
     def complete(self) -> bool:
@@ -785,20 +759,6 @@ class BasisView:
             return torch.diagonal(self._energy, dim1=1, dim2=2)
         return functools.reduce(torch.add, map(lengths, self._measured()))
 
-    def along(self, direction: Tensor) -> Tensor:
-        """Inner products (n, c) with a direction, given in the basis if it spans the block, else as block matrix."""
-        if not self.complete:
-            return along(self.tangent, direction)
-        held = self._rotated()
-        if held is not None:
-            return held.along(direction.to(held.dtype))
-        a, g = self._factors_to_form()
-        if not self._rotates_factors_first:
-            direction = self.basis.out_of(direction)
-        unit, size = scaled(direction)
-        padded = pad(unit.to(g.dtype), (0, a.shape[-1] - direction.shape[-1]))
-        return inner_products(g, times(a, padded.transpose(-1, -2)).to(g.dtype)) * size
-
     def _measured(self) -> list[Tangent]:
         """Tangents with the squared lengths outside the basis, or of whole gradients if products are exact."""
         if not self.rounded:
@@ -821,7 +781,6 @@ class BasisView:
             elif tangent.positions == 1:
                 a, g = _project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs)
                 self._held = Factored(a.squeeze(2), g.squeeze(3))
-            self._free_captured()
         return self._held
 
     @cached_property
@@ -876,7 +835,6 @@ class BasisView:
                 self._factors = a, g  # matrices will be in single precision, rotated later
             else:
                 self._factors = raised(a), raised(g)
-            self._free_captured()
         return self._factors
 
     def _projected(self, factor: Factor, basis: Tensor | None, by_example: bool = False) -> Tensor:
@@ -885,11 +843,6 @@ class BasisView:
         if self._in_float16:
             return project_in_float16(factor, basis)
         return project_by_example(factor, basis) if by_example else factor.project(basis)
-
-    def _free_captured(self) -> None:
-        """Free the captured gradients once they are rotated, if the basis spans the whole block."""
-        if self.complete and (self._held is not None or self._factors is not None):
-            self._tangent = None
 
     def _formed(self, a: Tensor, g: Tensor) -> Iterator[tuple[slice, Full]]:
         n, c, e, _, o = g.shape

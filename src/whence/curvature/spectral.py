@@ -25,7 +25,7 @@ from whence.curvature.base import (
     times_noise,
 )
 from whence.curvature.kronecker import MomentSums, Spectrum, numbered
-from whence.curvature.rotation import Basis, BasisView, DiagonalMoments, Weights, outer, raised, slices
+from whence.curvature.rotation import Basis, BasisView, DiagonalMoments, Weights, along, outer, raised, slices
 from whence.curvature.two_bases import TwoBasisWeights, last
 from whence.data.batches import Inputs, batch_size, take
 from whence.jacobian.gradients import Dense, Kronecker, Tangent
@@ -102,7 +102,6 @@ class Leverage(Accumulator):
         self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         self.change = torch.zeros(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
         self.step: list[Tensor] = []  # Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w) of each block
-        self.along: list[Tensor] = []  # the same in the basis, where it spans the whole block
         self.inverse: list[Weights] = []
         selected, precision = problem.selection.parameters, working_precision(problem)
         for basis, s, score in blocks:
@@ -110,11 +109,11 @@ class Leverage(Accumulator):
             weights = {name: selected[name].detach().double() for name in basis.block.parameters}
             step = basis.solve(damped, score - ridge * basis.block.to_matrix(weights))
             self.step.append(step)
-            self.along.append((step if basis.outside else basis.to(step.dtype).into(step)).to(precision))
             self.inverse.append(Weights.of(basis, [(1.0 / damped.inside, 1.0 / damped.outside)], 1, precision))
             problem.passes.trim_memory()
+        self.direction = [step.to(precision) for step in self.step]
         self.state = {"leverage_blocks": self.leverage_blocks, "change": self.change}
-        self.given = [*(part for one in self.inverse for part in (one.inside, one.outside)), *self.along]
+        self.given = [*(part for one in self.inverse for part in (one.inside, one.outside)), *self.direction]
         self.meats: MeatSums | None = None
         if meat_roots is not None:
             none = slice(0, 0)  # a call with no examples gives the number of weights
@@ -128,7 +127,7 @@ class Leverage(Accumulator):
         blocks, change = self.leverage_blocks[where], self.change[where]  # views, updated in place
         for at, view in enumerate(chunk):
             blocks += self.inverse[at].grams(view)[0]
-            change += view.along(self.along[at])
+            change += along(view.tangent, self.direction[at])
         if self.meats is not None and self.meat_roots is not None:
             self.meats.add_weighted(chunk, self.meat_roots(where, blocks, change))
 
@@ -144,9 +143,9 @@ def centre(squares: Tensor, total: Tensor, n: int) -> Tensor:
 
 def centred(basis: Basis, squares: DiagonalMoments, total: Tensor, n: int) -> DiagonalMoments:
     """`centre` inside and outside a basis; the total has the shape of the block's matrix."""
-    along = basis.to(torch.float64).into(total)
-    rest = float(total.square().sum() - along.square().sum()) / n / basis.outside if basis.outside else 0.0
-    return DiagonalMoments(centre(squares.inside, along, n), max(squares.outside - rest, 0.0) * ((n - 1) / n))
+    inside = basis.to(torch.float64).into(total)
+    rest = float(total.square().sum() - inside.square().sum()) / n / basis.outside if basis.outside else 0.0
+    return DiagonalMoments(centre(squares.inside, inside, n), max(squares.outside - rest, 0.0) * ((n - 1) / n))
 
 
 PLANNED_BATCH = 500  # training examples whose products with an input are held at once, when planning memory
@@ -227,8 +226,8 @@ class FittedSpectral(FittedCurvature):
             if rotation is not None:
                 pairs = (zip(sums.names, sums.sums[at].state["rotated"], strict=True) for sums in summed)
                 own = {name: one for some in pairs for name, one in some if name != "ho"}  # Ho keeps one basis
-                along = basis.to(torch.float64).into(total)[last(rotation.shape)]
-                own["jackknife"] = centre(own["hec3"], rotation.to(torch.float64).into(along), n)
+                leading = basis.to(torch.float64).into(total)[last(rotation.shape)]
+                own["jackknife"] = centre(own["hec3"], rotation.to(torch.float64).into(leading), n)
                 by_position = {names.index(name): one for name, one in own.items()}
                 inverse = 1.0 / (self.spectrum.curvature[at].inside + self.ridge)
                 weights[at] = TwoBasisWeights.add_to(weights[at], rotation, by_position, inverse)

@@ -171,7 +171,7 @@ def test_coarse_views(order: str, kept: tuple[int, int], monkeypatch: pytest.Mon
             return rotation.BasisView(tangent, basis, True, coarse=coarse)
 
         mixed = torch.cat([one.matrices() for _, one in view().mixed(mixing.to(dtype))])
-        along = view().along(step.to(dtype) if view().basis.outside else basis.into(step.to(dtype)))
+        along = rotation.along(view().tangent, step.to(dtype))
         total = rotation.total(tangent, 1e-6 * mixing[..., 0].to(dtype))
         return [sums.grams(view()), sums.variances(view()), mixed, along, total]
 
