@@ -442,15 +442,13 @@ class MomentSums:
         self.inside, self.length, self.total = (self.state[name] for name in ("inside", "length", "total"))
 
     def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
-        """Add a chunk, with weights of the squares (count, c), and optionally of the gradients in the total (n, c).
+        """Add a chunk, with weights of the squares (count, c), and optionally of the gradients in the total (n, k).
 
-        The c cotangents are those of the view, or mixtures (n, k, c) of its k cotangents.
+        The c cotangents whose gradients are squared are the view's k, or mixtures (n, k, c) of them.
         """
         each = squared.double().unsqueeze(1)  # (count, n or 1, c)
         if mixing is not None and mixing.shape[1] == 1:  # no need to form multiples of one cotangent
-            each = (squared.double() @ mixing[:, 0].double().square().T).unsqueeze(2)
-            summed = None if summed is None else (mixing[:, 0] * summed).sum(1, True)
-            mixing = None
+            each, mixing = (squared.double() @ mixing[:, 0].double().square().T).unsqueeze(2), None
         for part, rotated in view.chunks() if mixing is None else view.mixed(mixing):
             weights = (each if each.shape[1] == 1 else each[:, part]).to(rotated.dtype)
             self.inside += rotated.squares(weights)
@@ -461,8 +459,7 @@ class MomentSums:
             lengths = view.lengths() if wide is None else (wide * (view.energy().double() @ wide)).sum(1)
             self.length += (each * lengths.double()).sum((1, 2))
         if summed is not None:
-            mixed = summed if mixing is None else (mixing @ summed.to(mixing.dtype).unsqueeze(2)).squeeze(2)
-            self.total += total(view.tangent, mixed)
+            self.total += total(view.tangent, summed)
 
     def finish(self) -> list[DiagonalMoments]:
         """The sums, one for each set of weights."""
@@ -501,9 +498,8 @@ class SpectrumSums(Accumulator):
             self.weights = self.weights[:, :-1]
             self.count -= noise is None
             self.frame = self.frame[:, : self.count]
-        elif roots is not None:  # residuals are one more combination, used only for the score
-            self.weights = torch.ones(1, roots.shape[2] + 1, dtype=torch.float64, device=problem.device)
-            self.weights[:, -1] = 0.0
+        elif roots is not None:
+            self.weights = self.weights.new_ones(1, roots.shape[2])
         elif noise is not None and problem.k > 1:  # with one output the noise is just a factor
             sizes, self.frame = eigh(noise)
             problem.passes.process_group.broadcast([sizes, self.frame], 0, "eigenvalues")
@@ -520,20 +516,18 @@ class SpectrumSums(Accumulator):
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add squares in the basis, and J_i^T r_i."""
-        self.seen += len(range(*where.indices(self.problem.n)))
         residuals, roots = self.problem.residuals[where] @ self.frame, self.problem.hessian_roots
-        columns, mixing, summed = self.weights.shape[1], None, None if self.sketched else residuals
-        if roots is not None and not self.sketched:
-            mixing = torch.cat([roots[where], residuals.unsqueeze(2)], dim=2)
-            summed = (self.weights == 0).to(residuals.dtype).expand(len(residuals), -1)
+        self.seen += len(residuals)
+        mixing = None if roots is None or self.sketched else roots[where]
+        columns, summed = self.weights.shape[1], None if self.noise is None or self.sketched else residuals
         for at, view in enumerate(chunk):
             curved = view
-            if self.sketched and self.count > columns:
+            if self.sketched and self.noise is not None:
                 residual = some_cotangents(view.tangent, slice(columns, None))
                 self.sums[at].total += total(residual, residuals.new_ones(len(residuals), 1))
-                some = some_cotangents(view.tangent, slice(0, columns))
+                some = some_cotangents(view.tangent, slice(columns))
                 curved = BasisView(some, view.basis, view.rounded, coarse=view.coarse)
-            self.sums[at].add(curved, self.weights, None if self.noise is None else summed, mixing)
+            self.sums[at].add(curved, self.weights, summed, mixing)
             self.add_view(at, view, residuals)
 
     def add_view(self, at: int, view: BasisView, residuals: Tensor) -> None:
@@ -588,7 +582,7 @@ class SampledSpectrumSums(SpectrumSums):
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add squares in the basis."""
-        self.seen += len(range(*where.indices(self.problem.n)))
+        self.seen += len(self.order[where])
         for sums, view in zip(self.sums, chunk, strict=True):
             sums.add(view, self.weights, None)
 

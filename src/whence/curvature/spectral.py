@@ -53,7 +53,6 @@ class MeatSums(Accumulator):
         sizes, device = [root.shape[2] for root in roots.values()], next(iter(roots.values())).device
         eye = torch.eye(sum(sizes), dtype=torch.float64, device=device)
         self.masks = torch.stack([part.sum(0) for part in eye.split(sizes)])  # (names, Q)
-        self.last = self.masks[self.names.index("hec3")] if "hec3" in roots else torch.zeros_like(self.masks[0])
         self.sums = [
             MomentSums(basis, len(sizes), device, rotation=rotation)
             for basis, rotation in zip(bases, rotations, strict=True)
@@ -69,8 +68,9 @@ class MeatSums(Accumulator):
     def add_weighted(self, views: Iterable[BasisView], roots: Mapping[str, Tensor]) -> None:
         """Add gradients combined with the weights W (n, k, q) of the same examples."""
         mixing = torch.cat(list(roots.values()), dim=2).double()
+        summed = mixing @ self.masks[self.names.index("hec3")] if "hec3" in roots else None
         for sums, view in zip(self.sums, views, strict=True):
-            sums.add(view, self.masks, self.last.expand(len(mixing), -1), mixing)
+            sums.add(view, self.masks, summed, mixing)
 
 
 class Leverage(Accumulator):

@@ -170,7 +170,7 @@ def test_squares_of_combined_cotangents(
     sums, wanted = MomentSums(basis, 2, CPU), MomentSums(basis, 2, CPU)
     view = BasisView(tangent, basis, rounded)
     for _ in range(2):
-        sums.add(view, masks, summed.expand(6, -1), combinations)
+        sums.add(view, masks, combinations @ summed, combinations)
         wanted.add(BasisView(combine(tangent, combinations), basis, rounded), masks, summed.expand(6, -1))
     same(sums.total, wanted.total)
     for one, two in zip(sums.finish(), wanted.finish(), strict=True):
