@@ -27,6 +27,7 @@ from whence.curvature.accumulate import (
     working_precision,
 )
 from whence.curvature.rotation import (
+    ALIGNED,
     Basis,
     BasisView,
     DiagonalMoments,
@@ -324,7 +325,6 @@ LARGEST_RATIO = 1e5
 """No basis is truncated if an eigenvalue exceeds this many ridges. The squared length outside is a difference. Its
 float32 rounding error, weighted by 1 / lambda, would be a thousandth of the leverage here, and all of it at 1e8. Where
 products are rounded on a GPU, the part outside is measured directly, and this does not matter."""
-ALIGNED = 8  # long sides keep a multiple of this many directions, as a GPU's tensor units need
 INPUTS_PER_POSITION = 12  # with fewer, squared lengths would cost a GPU more than a truncation saves
 
 
@@ -450,7 +450,7 @@ class MomentSums:
         if mixing is not None and mixing.shape[1] == 1:  # no need to form multiples of one cotangent
             each, mixing = (squared.double() @ mixing[:, 0].double().square().T).unsqueeze(2), None
         for part, rotated in view.chunks() if mixing is None else view.mixed(mixing):
-            weights = (each if each.shape[1] == 1 else each[:, part]).to(rotated.dtype)
+            weights = each if each.shape[1] == 1 else each[:, part]
             self.inside += rotated.squares(weights)
             if self.rotation is not None:
                 self.state["rotated"] += rotate(rotated, self.rotation).squares(weights)
@@ -598,12 +598,9 @@ class TwoBasisSpectrumSums(SpectrumSums):
     ) -> None:
         super().__init__(gradients, bases, noise)
         self.leading = [leading(basis, directions) for basis in bases]
-        self.factors = [  # input factor, and output factor where there are two sides
-            [
-                torch.zeros(*one.shape[:-2], *2 * one.shape[-1:], dtype=torch.float64, device=one.device)
-                for one in (() if basis is None else basis.tensors)
-            ]
-            for basis in self.leading
+        sides = [[] if basis is None else basis.tensors for basis in self.leading]  # inputs, and outputs if there are
+        self.factors = [
+            [one.new_zeros(*one.shape[:-2], *2 * one.shape[-1:], dtype=torch.float64) for one in some] for some in sides
         ]
         meats = [{str(side): one for side, one in enumerate(each)} for each in self.factors]
         self.state |= {f"meat.{name}": one for name, one in numbered(meats).items()}

@@ -152,19 +152,10 @@ class Factored:
     a: Tensor  # (n, e, i)
     g: Tensor  # (n, c, e, o)
 
-    @property
-    def examples(self) -> int:
-        """Their number n."""
-        return len(self.g)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the gradients."""
-        return self.g.dtype
-
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, e, o, i)."""
         outer, inner, count = self.g.square(), self.a.square(), self.g.shape[1]
+        weights = weights.to(outer.dtype)
         if weights.shape[1] == 1 and count <= len(weights):  # whichever takes fewer products
             return torch.einsum("qc,ceoi->qeoi", weights.squeeze(1), self._crossed(outer, inner))
         each = weights.transpose(0, 1)
@@ -192,7 +183,7 @@ class Factored:
 
     def mix(self, weights: Tensor) -> Factored:
         """Other cotangents as combinations of these: weights (n, c, q)."""
-        return Factored(self.a, mix(self.g, weights))
+        return Factored(self.a, mix(self.g, weights.to(self.g.dtype)))
 
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions of (e, o, i): (n, c, r)."""
@@ -220,16 +211,6 @@ class Full:
     shape: tuple[int, ...]  # of the block's matrix
     padding: int = 0  # zeros after every row of the matrix
 
-    @property
-    def examples(self) -> int:
-        """Their number n."""
-        return len(self.values)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of sums of the gradients."""
-        return torch.float32 if self.values.dtype == torch.bfloat16 else self.values.dtype
-
     def matrices(self) -> Tensor:
         """The gradients as (n, c, *shape)."""
         return raised(self._trimmed(self.values))
@@ -237,9 +218,11 @@ class Full:
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, *shape)."""
         values, shared = self.values, weights.shape[1] == 1
-        if shared and (values.is_cuda or self.dtype != values.dtype):  # reads the gradients once, writes no squares
-            squares = torch.linalg.vector_norm(values, dim=0, dtype=self.dtype).square()  # (c, p)
-            return self._trimmed(weights.squeeze(1) @ squares if len(squares) > 1 else weights.squeeze(1) * squares)
+        half = values.dtype == torch.bfloat16
+        if shared and (values.is_cuda or half):  # reads the gradients once, writes no squares
+            dtype = torch.float32 if half else values.dtype
+            squares, rows = torch.linalg.vector_norm(values, dim=0, dtype=dtype).square(), weights.squeeze(1).to(dtype)
+            return self._trimmed(rows @ squares if len(squares) > 1 else rows * squares)
         each = weights.expand(-1, len(values), -1).flatten(1).to(values.dtype)  # (q, n c)
         return self._trimmed(product(each, values.square().flatten(0, 1)))
 
@@ -262,7 +245,8 @@ class Full:
 
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
-        return Full(weights.transpose(1, 2) @ raised(self.values), self.shape, self.padding)
+        values = raised(self.values)
+        return Full(weights.transpose(1, 2).to(values.dtype) @ values, self.shape, self.padding)
 
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions: (n, c, r)."""
@@ -289,14 +273,9 @@ class Sparse:
     examples: int
     shape: tuple[int, ...]  # (V, d)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the gradients."""
-        return self.values.dtype
-
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, V, d)."""
-        each = weights.transpose(0, 1)
+        each = weights.transpose(0, 1).to(self.values.dtype)
         each = each if len(each) == 1 else each[self.of]
         sums = each @ self.values.square()  # (u, q, d)
         return sums.new_zeros(self.shape[0], *sums.shape[1:]).index_add_(0, self.rows, sums).transpose(0, 1)
@@ -313,7 +292,7 @@ class Sparse:
 
     def mix(self, weights: Tensor) -> Sparse:
         """Other cotangents as combinations of these: weights (n, c, q)."""
-        mixed = weights[self.of].transpose(1, 2) @ self.values
+        mixed = weights[self.of].transpose(1, 2).to(self.values.dtype) @ self.values
         return Sparse(self.rows, self.of, mixed, self.examples, self.shape)
 
     def gather(self, index: Tensor) -> Tensor:
@@ -365,15 +344,14 @@ class Basis:
         return self.block.numel - math.prod(self.shape)
 
     @cached_property
-    def complement(self) -> Tensor | None:
-        """Orthonormal output directions (o, o - y) outside a basis of one group; `None` if they take too long."""
-        return _complement(self.outputs) if self.outside else None
+    def input_complement(self) -> Tensor | None:
+        """Orthonormal input directions (i, i - x) outside a basis of one group; `None` if they take too long."""
+        return _complement(self.inputs) if self.outside else None
 
     @cached_property
-    def every_input(self) -> Tensor | None:
-        """(1, i, i) input directions of the basis, followed by those outside it."""
-        rest = _complement(self.inputs) if self.outside else None
-        return None if self.inputs is None or rest is None else torch.cat([self.inputs, rest.unsqueeze(0)], 2)
+    def output_complement(self) -> Tensor | None:
+        """As `input_complement`, for the outputs: (o, o - y)."""
+        return _complement(self.outputs) if self.outside else None
 
     def select(self, rows: Tensor, columns: Tensor) -> Basis:
         """Keep some output and some input directions of a kronecker block."""
@@ -514,14 +492,12 @@ def products_are_rounded(device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
 
 
-def outside_of(
-    tangent: Tangent, basis: Basis, inputs: Tensor | None = None, left: Tensor | None = None
-) -> list[Tangent]:
+def outside_of(tangent: Tangent, basis: Basis, inputs: Tensor | None = None) -> list[Tangent]:
     """Tangents whose squared lengths add up to the squared length of a gradient G outside a basis.
 
     G - P G Q = G (I - Q) + (I - P) G Q, two orthogonal parts. The difference of the squared lengths of G and P G Q is
     the same and cheaper, but with coarse products it is only rounding error if the basis holds nearly all of G. Pass
-    `inputs`, the inputs of a Kronecker tangent in the basis, and `left`, the rest of them, if they are known.
+    `inputs`, the inputs of a Kronecker tangent in the basis, if they are known.
     """
     if not isinstance(tangent, Kronecker):
 
@@ -535,12 +511,10 @@ def outside_of(
         inputs = tangent.inputs() if basis.inputs is None else tangent.a.project(basis.inputs)
     parts: list[Tangent] = []
     if basis.inputs is not None and basis.inputs.shape[1] > basis.inputs.shape[2]:
-        every = basis.every_input
-        complement = None if every is None else every[0, :, basis.shape[-1] :]
-        over = _left_over(tangent.a, basis.inputs, complement) if left is None else left
+        over = _left_over(tangent.a, basis.inputs, basis.input_complement)
         parts.append(Kronecker(tangent.block, Whole(over), tangent.g))
     if basis.outputs is not None and basis.outputs.shape[1] > basis.outputs.shape[2]:
-        over = _left_over(tangent.g, basis.outputs, basis.complement)
+        over = _left_over(tangent.g, basis.outputs, basis.output_complement)
         parts.append(Kronecker(tangent.block, Whole(inputs), Whole(over)))
     return parts
 
@@ -625,9 +599,11 @@ def total(tangent: Tangent, weights: Tensor) -> Tensor:
         rows = torch.einsum("nc,nctd->ntd", weights.to(grads.dtype), grads).flatten(0, 1)
         return rows.new_zeros(tangent.block.matrix_shape).index_add_(0, tangent.index.flatten(), rows)
     g = tangent.grads()
-    g = g if g.is_cuda and g.dtype == torch.float16 else raised(g)
+    if not (g.is_cuda and g.dtype == torch.float16):
+        g = raised(g)
+        return tangent.a.total(mix(g, weights.to(g.dtype).unsqueeze(2)).squeeze(1))
     unit, size = scaled(weights, math.inf)
-    return tangent.a.total(raised(mix(g, unit.to(g.dtype).unsqueeze(2)).squeeze(1))) * size
+    return tangent.a.total(mix(g, unit.to(g.dtype).unsqueeze(2)).squeeze(1).float()) * size
 
 
 def scaled(values: Tensor, order: float = 2.0) -> tuple[Tensor, Tensor]:
@@ -644,8 +620,9 @@ def along(tangent: Tangent, direction: Tensor) -> Tensor:
     if isinstance(tangent, Rows):
         grads = raised(tangent.grads)
         return torch.einsum("nctd,ntd->nc", grads, direction.to(grads.dtype)[tangent.index])
-    unit, size = scaled(direction)
-    return inner_products(*promoted(tangent.grads(), tangent.a.project(unit.transpose(-1, -2)))) * size
+    g = tangent.grads()
+    unit, size = scaled(direction) if g.dtype in HALVES else (direction, 1.0)
+    return inner_products(*promoted(g, tangent.a.project(unit.transpose(-1, -2)))) * size
 
 
 def with_grads(tangent: Tangent, change: Callable[[Tensor], Tensor]) -> Tangent:
@@ -697,16 +674,9 @@ class BasisView:
         coarse: bool = False,
         reads: int = 1,
     ) -> None:
-        self.basis = basis
-        self.reads = reads
-        self.rounded = rounded
-        self.coarse = coarse
+        self.basis, self.rounded, self.coarse, self.reads = basis, rounded, coarse, reads
         self.tangent = _computed(tangent, coarse) if basis.outside and measured else tangent  # before the rotation
-        self._held: Rotated | None = None
-        self._measures = bool(basis.outside) and measured and rounded
         self._inputs: Tensor | None = None  # layer inputs in the basis, before rounding to bfloat16
-        self._left: Tensor | None = None  # layer inputs along directions outside the basis
-        self._factors: tuple[Tensor, Tensor] | None = None
         self._energy: Tensor | None = None
 
     @property
@@ -716,11 +686,10 @@ class BasisView:
 
     def chunks(self) -> Iterator[tuple[slice, Rotated]]:
         """Yield (which examples, their gradients); several chunks only where matrices must be formed."""
-        held = self._rotated()
-        if held is not None:
-            yield slice(0, held.examples), held
+        if self._rotated is not None:
+            yield slice(None), self._rotated
         else:
-            yield from self._formed(*self._factors_to_form())
+            yield from self._formed(*self._factors)
 
     def coordinates(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions of the basis: (n, c, r)."""
@@ -729,20 +698,19 @@ class BasisView:
 
     def mixed(self, weights: Tensor) -> Iterator[tuple[slice, Rotated]]:
         """As `chunks`, for q combinations of the cotangents with weights (n, c, q)."""
-        held = self._rotated()
-        if held is not None:
-            yield slice(0, held.examples), held.mix(weights.to(held.dtype))
+        if self._rotated is not None:
+            yield slice(None), self._rotated.mix(weights)
             return
-        a, g = self._factors_to_form()
+        a, g = self._factors
         most = g.shape[1] * (2 if g.dtype == torch.bfloat16 else 1)  # forming these is cheaper than mixing them
         unrotated = g.dtype == torch.bfloat16 and not self._rotates_factors_first
         if unrotated or weights.shape[2] > most:  # matrices of fewer cotangents take fewer products
-            yield from ((part, formed.mix(weights[part].to(formed.dtype))) for part, formed in self._formed(a, g))
+            yield from ((part, formed.mix(weights[part])) for part, formed in self._formed(a, g))
         elif g.dtype == torch.float16:  # small weights would underflow
             sizes = weights.abs().amax(1).unsqueeze(2)  # (n, q, 1)
             units = weights / torch.where(sizes > 0, sizes, 1.0).transpose(1, 2)
             for part, formed in self._formed(a, mix(g, units.to(g.dtype))):
-                yield part, Full(formed.values * sizes[part].to(formed.dtype), formed.shape, formed.padding)
+                yield part, Full(formed.values * sizes[part].to(formed.values.dtype), formed.shape, formed.padding)
         else:
             yield from self._formed(a, mix(g, weights.to(g.dtype)))
 
@@ -750,7 +718,6 @@ class BasisView:
         """Inner products of every example's gradients, (n, c, c); only of the part outside, if products are rounded."""
         if self._energy is None:
             self._energy = functools.reduce(torch.add, map(energy, self._measured()))
-            self._left = None
         return self._energy
 
     def lengths(self) -> Tensor:
@@ -763,25 +730,24 @@ class BasisView:
         """Tangents with the squared lengths outside the basis, or of whole gradients if products are exact."""
         if not self.rounded:
             return [self.tangent]
-        held = self._rotated()
-        if isinstance(held, Factored):
-            return outside_of(self.tangent, self.basis, held.a.unsqueeze(2))
-        if held is not None or not self._rotates_factors_first:
+        if isinstance(self._rotated, Factored):
+            return outside_of(self.tangent, self.basis, self._rotated.a.unsqueeze(2))
+        if self._rotated is not None or not self._rotates_factors_first:
             return outside_of(self.tangent, self.basis)
-        self._factors_to_form()
+        _ = self._factors  # projects the inputs
         assert self._inputs is not None
-        return outside_of(self.tangent, self.basis, self._inputs[..., : self.basis.shape[-1]], self._left)
+        return outside_of(self.tangent, self.basis, self._inputs[..., : self.basis.shape[-1]])
 
+    @cached_property
     def _rotated(self) -> Rotated | None:
         """The rotated gradients of all examples, unless matrices must be formed."""
-        if self._held is None and self._factors is None:
-            tangent, basis = self.tangent, self.basis
-            if not isinstance(tangent, Kronecker):
-                self._held = rotated_values(tangent, basis)
-            elif tangent.positions == 1:
-                a, g = _project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs)
-                self._held = Factored(a.squeeze(2), g.squeeze(3))
-        return self._held
+        tangent, basis = self.tangent, self.basis
+        if not isinstance(tangent, Kronecker):
+            return rotated_values(tangent, basis)
+        if tangent.positions != 1:
+            return None
+        a, g = _project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs)
+        return Factored(a.squeeze(2), g.squeeze(3))
 
     @cached_property
     def _rotates_factors_first(self) -> bool:
@@ -805,37 +771,30 @@ class BasisView:
         whole = self.coarse and self.complete and basis.inputs is not None and basis.outputs is not None
         return whole and held_in_bfloat16(tangent.a) and held_in_bfloat16(tangent.g)
 
-    def _factors_to_form(self) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
         """The factors that matrices are formed from."""
-        if self._factors is None:
-            tangent, (inputs, outputs) = self.tangent, (self.basis.inputs, self.basis.outputs)
-            assert isinstance(tangent, Kronecker)
-            if not self._rotates_factors_first:
-                inputs = outputs = None
-            kept, every_input = self.basis.shape[-1], None
-            if inputs is not None and inputs.is_cuda and kept % ALIGNED:
-                inputs = pad(inputs, (0, -kept % ALIGNED))
-            elif inputs is not None and self._measures:
-                every_input = self.basis.every_input
-                inputs = self.basis.inputs if every_input is None else every_input
-            a = self._projected(tangent.a, inputs)
-            if every_input is not None:
-                a, self._left = a[..., :kept].clone(), a[..., kept:]
-            self._inputs = None if self.complete else a
-            rows = tangent.cotangents * self.basis.shape[1]
-            fewer = rows * kept < tangent.positions * (rows + kept)  # matrices have fewer numbers than factors
-            small = self.coarse and (not self._rotates_factors_first or fewer)
-            narrow = self.coarse and tangent.positions > tangent.block.matrix_shape[1]  # one product for each cotangent
-            g = self._projected(tangent.g, outputs, by_example=small or narrow)
-            if small and a.dtype == g.dtype == torch.float16:
-                self._factors = a, g  # matrices will be in single precision
-            elif self.coarse and self._rotates_factors_first:
-                self._factors = a.bfloat16(), in_bfloat16(g)
-            elif self.coarse and a.dtype == g.dtype and g.dtype in HALVES:
-                self._factors = a, g  # matrices will be in single precision, rotated later
-            else:
-                self._factors = raised(a), raised(g)
-        return self._factors
+        tangent, (inputs, outputs) = self.tangent, (self.basis.inputs, self.basis.outputs)
+        assert isinstance(tangent, Kronecker)
+        if not self._rotates_factors_first:
+            inputs = outputs = None
+        kept = self.basis.shape[-1]
+        if inputs is not None and inputs.is_cuda and kept % ALIGNED:
+            inputs = pad(inputs, (0, -kept % ALIGNED))
+        a = self._projected(tangent.a, inputs)
+        self._inputs = None if self.complete else a
+        rows = tangent.cotangents * self.basis.shape[1]
+        fewer = rows * kept < tangent.positions * (rows + kept)  # matrices have fewer numbers than factors
+        small = self.coarse and (not self._rotates_factors_first or fewer)
+        narrow = self.coarse and tangent.positions > tangent.block.matrix_shape[1]  # one product for each cotangent
+        g = self._projected(tangent.g, outputs, by_example=small or narrow)
+        if small and a.dtype == g.dtype == torch.float16:
+            return a, g  # matrices will be in single precision
+        if self.coarse and self._rotates_factors_first:
+            return a.bfloat16(), in_bfloat16(g)
+        if self.coarse and a.dtype == g.dtype and g.dtype in HALVES:
+            return a, g  # matrices will be in single precision, rotated later
+        return raised(a), raised(g)
 
     def _projected(self, factor: Factor, basis: Tensor | None, by_example: bool = False) -> Tensor:
         if basis is None:

@@ -328,7 +328,7 @@ class OuterProducts:
         outer = [one for one in tangents if isinstance(one, Kronecker)]
         a = torch.cat([raised(one.inputs()).flatten(1) for one in outer]).to(dtype)
         g = torch.cat([raised(one.grads()).flatten(2) for one in outer]).to(dtype)
-        return cls(a, *_split(a, basis.inputs), *_split(g, basis.outputs, basis.complement))
+        return cls(a, *_split(a, basis.inputs), *_split(g, basis.outputs, basis.output_complement))
 
 
 def _split(rows: Tensor, basis: Tensor | None, complement: Tensor | None = None) -> tuple[Tensor, Tensor]:

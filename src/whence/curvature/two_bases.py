@@ -86,8 +86,8 @@ class TwoBasisWeights(Weights):
     def _solve(self, rotated: Rotated) -> Iterator[Full]:
         """Yield chunks of R^T (phi / (s + lambda)), phi in coordinates of U, as (n, c, e, j, q): sides swapped."""
         given, inverse = leading_part(rotated, self.rotation.shape), self.solved
-        c = (given.g if isinstance(given, Factored) else given.values).shape[1]
-        for part in slices(given.examples, c * inverse.numel(), inverse):
+        n, c = (given.g if isinstance(given, Factored) else given.values).shape[:2]
+        for part in slices(n, c * inverse.numel(), inverse):
             if isinstance(given, Full):
                 moved = _swapped(given.matrices()[part] * inverse, self.rotation)
             else:  # the product over inputs serves all cotangents: (n, e, j, i) times (e, i, o)

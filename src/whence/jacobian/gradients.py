@@ -252,7 +252,8 @@ class Factor(ABC):
 
     def total(self, g: Tensor) -> Tensor:
         """sum_n sum_t g_t a_t^T for inputs a (n, e, t, i) and gradients (n, e, t, o): (e, o, i)."""
-        return torch.einsum("neto,neti->eoi", g, self.tensor().to(g.dtype))
+        left, right = (one.transpose(0, 1).flatten(1, 2) for one in (g, self.tensor().to(g.dtype)))  # (e, n t, ...)
+        return left.mT @ right
 
     def every(self, step: int) -> Factor:
         """The factor of every `step`-th example."""
