@@ -49,6 +49,10 @@ class SpectralStructure(AdditiveStructure):
             leverage = Leverage(gradients, bases, spectrum, ridge, meat_roots, rotations)
             return FittedSpectral.of(gradients.accumulate(leverage, last=True), noise, notes)
 
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Memory and work of a fit."""
+        return spectral_cost(sizes, self.name)
+
     @abstractmethod
     def decompose(self, gradients: LayerGradients, ridge: float, noise: Tensor, notes: list[str]) -> Decomposition:
         """Bases, eigenvalues in them, and rotations to the meats' own bases."""
@@ -139,10 +143,6 @@ class KFAC(SpectralStructure):
             for moments, product in zip(measured.curvature, products, strict=True)
         ]
         return bases, replace(measured, curvature=curvature), None
-
-    def cost(self, sizes: ProblemSizes) -> Cost:
-        """Memory and work of a fit."""
-        return spectral_cost(sizes, self.name)
 
 
 @asks_back

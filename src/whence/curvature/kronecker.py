@@ -660,7 +660,9 @@ class Score(Accumulator):
     count = 1
 
     def __init__(self, gradients: LayerGradients) -> None:
-        self.problem = gradients.problem
+        self.problem, residuals = gradients.problem, gradients.problem.residuals
+        lengths = torch.linalg.vector_norm(residuals, dim=1, keepdim=True)
+        self.lengths = torch.where(lengths > 0, lengths, 1.0)  # (n, 1)
         self.cotangents = self._unit
         self.sums = [
             torch.zeros(block.matrix_shape, dtype=torch.float64, device=self.problem.device)
@@ -670,14 +672,12 @@ class Score(Accumulator):
 
     def _unit(self, where: slice, n: int) -> Tensor:
         """(1, n, k) residuals scaled to length one, as half precision underflows for small numbers."""
-        residuals = self.problem.residuals[where]
-        return (residuals / lengths_of(residuals)).unsqueeze(0)
+        return (self.problem.residuals[where] / self.lengths[where]).unsqueeze(0)
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add J_i^T r_i."""
-        lengths = lengths_of(self.problem.residuals[where])
         for into, view in zip(self.sums, chunk, strict=True):
-            into += total(view.tangent, lengths)
+            into += total(view.tangent, self.lengths[where])
 
 
 def fit_spectrum(
@@ -698,12 +698,6 @@ def fit_spectrum(
             notes.append(f"eigenvalues come from {what} training examples")
             return found if noise is None else replace(found, score=gradients.accumulate(Score(gradients)).sums)
     return gradients.accumulate(SpectrumSums(gradients, bases, noise, every)).spectrum()
-
-
-def lengths_of(vectors: Tensor) -> Tensor:
-    """(n, 1) lengths of vectors (n, k), with one in place of zero."""
-    found: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    return torch.where(found > 0, found, 1.0)
 
 
 def balanced_signs(size: int) -> Tensor:

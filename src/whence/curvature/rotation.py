@@ -154,13 +154,10 @@ class Factored:
 
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, e, o, i)."""
-        outer, inner, count = self.g.square(), self.a.square(), self.g.shape[1]
-        weights = weights.to(outer.dtype)
-        if weights.shape[1] == 1 and count <= len(weights):  # whichever takes fewer products
-            return torch.einsum("qc,ceoi->qeoi", weights.squeeze(1), self._crossed(outer, inner))
-        each = weights.transpose(0, 1)
-        mixed = each.unsqueeze(3) * outer if count == 1 else (each @ outer.flatten(2)).unflatten(2, outer.shape[2:])
-        return self._crossed(mixed, inner)
+        outer, each = self.g.square(), weights.transpose(0, 1).to(self.g.dtype)  # (n or 1, q, c)
+        one = self.g.shape[1] == 1  # a matrix product would take longer
+        mixed = each.unsqueeze(3) * outer if one else (each @ outer.flatten(2)).unflatten(2, outer.shape[2:])
+        return self._crossed(mixed, self.a.square())
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, e, o, i): (w, n, c, c)."""
@@ -172,14 +169,8 @@ class Factored:
 
     def variances(self, weights: Tensor) -> Tensor:
         """Only the diagonals of `grams`: (w, n, c)."""
-        inner, outer = self.a.square(), self.g.square()
-        if outer.shape[1:3] == (1, 1):  # one product for all examples, over the longer vector first
-            rows, columns, matrices = outer.flatten(1), inner.flatten(1), weights.squeeze(1)
-            if columns.shape[1] < rows.shape[1]:
-                rows, columns, matrices = columns, rows, matrices.transpose(1, 2)
-            moved = (matrices.flatten(0, 1) @ columns.T).reshape(*matrices.shape[:2], -1)  # (w, o, n)
-            return (moved * rows.T).sum(1).unsqueeze(2)
-        return torch.einsum("nceo,wneo->wnc", outer, torch.einsum("nei,weoi->wneo", inner, weights))
+        scale = torch.einsum("nei,weoi->wneo", self.a.square(), weights)
+        return torch.einsum("nceo,wneo->wnc", self.g.square(), scale)
 
     def mix(self, weights: Tensor) -> Factored:
         """Other cotangents as combinations of these: weights (n, c, q)."""

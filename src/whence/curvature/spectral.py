@@ -405,7 +405,7 @@ def contract(tangents: Sequence[Tangent], directions: Sequence[Directions], k: i
     """(m, k, n, c) inner products of the gradients of n examples with the directions of m inputs, over all blocks."""
     parts = (one.align(tangent) for tangent, one in zip(tangents, directions, strict=True))
     found = reduce(Tensor.add_, parts)  # (n, c, m k)
-    return found.unflatten(2, (-1, k)).permute(2, 3, 0, 1)
+    return found.reshape(*found.shape[:2], -1, k).permute(2, 3, 0, 1)
 
 
 @dataclass(frozen=True)
