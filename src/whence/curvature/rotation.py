@@ -77,6 +77,8 @@ def inner_products(g: Tensor, moved: Tensor) -> Tensor:
     if kernels is not None and g.shape[1] <= MOST_COTANGENTS and g[0, 0].is_contiguous():
         found: Tensor = kernels.inner_products(g.flatten(2), moved.flatten(1))
         return found
+    if not g.is_cuda and g.dtype not in HALVES:  # products with one vector each take a CPU several times as long
+        return (g * moved.unsqueeze(1)).sum((2, 3, 4))
     rows, column = g.flatten(2), moved.flatten(1).unsqueeze(2)
     if g.dtype == torch.bfloat16:  # single precision would take a GPU three times as long here
         return (rows @ column).squeeze(2).float()
