@@ -174,20 +174,25 @@ class FittedDual(AlignedCurvature):
 
     def project(self, cross: Tensor) -> Tensor:
         """X (lambda + L K)^-1 for rows X (a, n k)."""
+        inner = self._inner(cross)
+        return inner if self.problem.hessian_roots is None else (cross - inner @ self.kernel) / self.ridge
+
+    def _inner(self, rows: Tensor) -> Tensor:
+        """X R (lambda + R^T K R)^-1 R^T for rows X (a, n k)."""
         roots = self.problem.hessian_roots
         if roots is None:
-            return torch.cholesky_solve(cross.T, self.factor).T
+            return torch.cholesky_solve(rows.T, self.factor).T
         n, k, q = roots.shape
-        right = torch.einsum("anj,njq->anq", cross.reshape(-1, n, k), roots).reshape(-1, n * q)
+        right = torch.einsum("anj,njq->anq", rows.reshape(-1, n, k), roots).reshape(-1, n * q)
         solved = torch.cholesky_solve(right.T, self.factor).T.reshape(-1, n, q)
-        back = torch.einsum("anq,njq->anj", solved, roots).reshape(-1, n * k)
-        return (cross - back @ self.kernel) / self.ridge
+        return torch.einsum("anq,njq->anj", solved, roots).reshape(-1, n * k)
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = J^T alpha - w with alpha = (lambda + L K)^-1 (r + L J w)."""
-        problem = self.problem
-        pseudo = problem.residuals + times_hessian(self.inner_weights, problem.hessian_roots)
-        alpha = self._solve_left(pseudo.reshape(-1))
+        problem, roots = self.problem, self.problem.hessian_roots
+        pseudo = (problem.residuals + times_hessian(self.inner_weights, roots)).reshape(1, -1)
+        inner = self._inner(pseudo if roots is None else pseudo @ self.kernel)
+        alpha = (inner if roots is None else (pseudo - inner) / self.ridge).squeeze(0)
         change = (self.kernel @ alpha).reshape(problem.n, problem.k) - self.inner_weights
         weights = self.features.weights()
         squared = alpha @ self.kernel @ alpha - 2 * alpha @ self.inner_weights.reshape(-1) + weights @ weights
@@ -251,16 +256,6 @@ class FittedDual(AlignedCurvature):
                 pending = []
             pending.append(rows)
         yield torch.cat(pending)
-
-    def _solve_left(self, vector: Tensor) -> Tensor:
-        """(lambda + L K)^-1 v."""
-        roots = self.problem.hessian_roots
-        if roots is None:
-            return torch.cholesky_solve(vector.unsqueeze(1), self.factor).squeeze(1)
-        n, k, q = roots.shape
-        inner = torch.einsum("nkq,nk->nq", roots, (self.kernel @ vector).reshape(n, k)).reshape(-1, 1)
-        solved = torch.cholesky_solve(inner, self.factor).reshape(n, q)
-        return (vector - torch.einsum("nkq,nq->nk", roots, solved).reshape(-1)) / self.ridge
 
 
 # --- Conjugate gradients ----------------------------------------------------------------------------------------------

@@ -309,12 +309,6 @@ class AdditiveStructure(Structure):
     additive: ClassVar[bool] = True
 
 
-class LayerStructure(AdditiveStructure):
-    """A structure that treats layers separately; its leverages are approximate."""
-
-    policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
-
-
 class FeatureStructure(AdditiveStructure):
     """A structure that replaces each gradient by a few features, which are available for all examples."""
 

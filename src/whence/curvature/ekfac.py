@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
+
+from torch import Tensor
 
 from whence.curvature.accumulate import LayerGradients, decomposition_bytes, factor_sides, sums_bytes
-from whence.curvature.base import LayerStructure, MeatRoots
+from whence.curvature.base import AdditiveStructure, MeatRoots
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.kronecker import (
     KroneckerFactors,
+    Spectrum,
     SpectrumSums,
     TwoBasisSpectrumSums,
     describe_rotations,
@@ -22,10 +27,40 @@ from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
 from whence.runtime.execution import asks_back
 
+Decomposition: TypeAlias = tuple[Sequence[Basis], Spectrum, Sequence[Basis | None] | None]
+
+
+class SpectralStructure(AdditiveStructure):
+    """A curvature that is diagonal in a basis of each block. Its leverages are approximate."""
+
+    policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
+
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
+        """Passes for the bases and the eigenvalues, and one for the leverages."""
+        if ridge is None:
+            raise InputError(
+                f'expected a number as ridge for structure "{self.name}", got "loo", which needs true leverages. '
+                'Use structure="core" or "exact" with ridge="loo", or whence.ridge_from_weight_decay.'
+            )
+        gradients = LayerGradients(problem)
+        notes, noise = list(gradients.notes), noise_covariance(problem)
+        with gradients.cached():
+            bases, spectrum, rotations = self.decompose(gradients, ridge, noise, notes)
+            leverage = Leverage(gradients, bases, spectrum, ridge, meat_roots, rotations)
+            return FittedSpectral.of(gradients.accumulate(leverage, last=True), noise, notes)
+
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Memory and work of a fit."""
+        return spectral_cost(sizes, self.name)
+
+    @abstractmethod
+    def decompose(self, gradients: LayerGradients, ridge: float, noise: Tensor, notes: list[str]) -> Decomposition:
+        """Bases, eigenvalues in them, and rotations to the meats' own bases."""
+
 
 @asks_back
 @dataclass(frozen=True)
-class EKFAC(LayerStructure):
+class EKFAC(SpectralStructure):
     """Kronecker eigenbasis with corrected eigenvalues: the paper's scaling to deep networks.
 
     Args:
@@ -62,27 +97,19 @@ class EKFAC(LayerStructure):
         if self.corner is not None and self.corner < 1:
             raise InputError(f"expected EKFAC's corner to be at least 1 or None, got {self.corner!r}.")
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
-        """Three passes: factors, eigenvalues, leverages. With many examples, one more for the score."""
-        lam = needs_ridge(ridge, self.name)
-        gradients = LayerGradients(problem)
-        notes, noise = list(gradients.notes), noise_covariance(problem)
+    def decompose(self, gradients: LayerGradients, ridge: float, noise: Tensor, notes: list[str]) -> Decomposition:
+        """Pass 1 for the factors, pass 2 for the eigenvalues. With many examples, one more for the score."""
         if self.tolerance <= 0:  # the size of the sums is known before the first pass
             gradients.require_sums([Basis(block) for block in gradients.blocks])
-        with gradients.cached():
-            bases, _ = gradients.accumulate(KroneckerFactors(gradients, whole=self.basis == "gradients")).eigenbases(
-                lam, self.tolerance, notes
-            )
-            gradients.require_sums(bases)
-            if self.meat == "two_bases":
-                sums = gradients.accumulate(TwoBasisSpectrumSums(gradients, bases, noise, self.corner))
-                spectrum, rotations = sums.spectrum(), sums.rotations(notes)
-                notes.append(describe_rotations(bases, rotations, spectrum, lam))
-            else:
-                spectrum = fit_spectrum(gradients, bases, noise, notes)
-                rotations = None
-            leverage = gradients.accumulate(Leverage(gradients, bases, spectrum, lam, meat_roots, rotations), last=True)
-            return FittedSpectral.of(leverage, noise, notes)
+        factors = gradients.accumulate(KroneckerFactors(gradients, whole=self.basis == "gradients"))
+        bases, _ = factors.eigenbases(ridge, self.tolerance, notes)
+        gradients.require_sums(bases)
+        if self.meat == "one_basis":
+            return bases, fit_spectrum(gradients, bases, noise, notes), None
+        sums = gradients.accumulate(TwoBasisSpectrumSums(gradients, bases, noise, self.corner))
+        spectrum, rotations = sums.spectrum(), sums.rotations(notes)
+        notes.append(describe_rotations(bases, rotations, spectrum, ridge))
+        return bases, spectrum, rotations
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
@@ -92,7 +119,7 @@ class EKFAC(LayerStructure):
 
 @asks_back
 @dataclass(frozen=True)
-class KFAC(LayerStructure):
+class KFAC(SpectralStructure):
     """Kronecker factors without corrected eigenvalues. For comparison: EKFAC costs about the same and fits better.
 
     Examples:
@@ -105,33 +132,22 @@ class KFAC(LayerStructure):
 
     name: ClassVar[str] = "kfac"
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
+    def decompose(self, gradients: LayerGradients, ridge: float, noise: Tensor, notes: list[str]) -> Decomposition:
         """As EKFAC, but blocks with two factors take products of the factors' eigenvalues."""
-        lam = needs_ridge(ridge, self.name)
-        gradients = LayerGradients(problem)
-        notes, noise = list(gradients.notes), noise_covariance(problem)
         gradients.require_sums([Basis(block) for block in gradients.blocks])
-        with gradients.cached():
-            bases, products = gradients.accumulate(KroneckerFactors(gradients, every=1)).eigenbases(
-                0.0, 0.0, notes, products=True
-            )
-            measured = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
-            curvature = [
-                moments if product is None else DiagonalMoments(product, 0.0)
-                for moments, product in zip(measured.curvature, products, strict=True)
-            ]
-            spectrum = replace(measured, curvature=curvature)
-            leverage = gradients.accumulate(Leverage(gradients, bases, spectrum, lam, meat_roots), last=True)
-            return FittedSpectral.of(leverage, noise, notes)
-
-    def cost(self, sizes: ProblemSizes) -> Cost:
-        """Memory and work of a fit."""
-        return spectral_cost(sizes, self.name)
+        factors = gradients.accumulate(KroneckerFactors(gradients, every=1))
+        bases, products = factors.eigenbases(0.0, 0.0, notes, products=True)
+        measured = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
+        curvature = [
+            moments if product is None else DiagonalMoments(product, 0.0)
+            for moments, product in zip(measured.curvature, products, strict=True)
+        ]
+        return bases, replace(measured, curvature=curvature), None
 
 
 @asks_back
 @dataclass(frozen=True)
-class Diagonal(LayerStructure):
+class Diagonal(SpectralStructure):
     """The diagonal of the curvature in the coordinates of the weights themselves. Crude, and one pass cheaper.
 
     Examples:
@@ -144,32 +160,16 @@ class Diagonal(LayerStructure):
 
     name: ClassVar[str] = "diagonal"
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
-        """As EKFAC, without any rotation."""
-        lam = needs_ridge(ridge, self.name)
-        gradients = LayerGradients(problem)
-        notes = [*gradients.notes, "the curvature is taken as diagonal in the weights"]
-        noise = noise_covariance(problem)
+    def decompose(self, gradients: LayerGradients, ridge: float, noise: Tensor, notes: list[str]) -> Decomposition:
+        """One pass for the eigenvalues, without any rotation."""
+        notes.append("the curvature is taken as diagonal in the weights")
         bases = [Basis(block) for block in gradients.blocks]
         gradients.require_sums(bases)
-        with gradients.cached():
-            spectrum = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
-            leverage = gradients.accumulate(Leverage(gradients, bases, spectrum, lam, meat_roots), last=True)
-            return FittedSpectral.of(leverage, noise, notes)
+        return bases, gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum(), None
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
         return spectral_cost(sizes, self.name, factors=False)
-
-
-def needs_ridge(ridge: float | None, name: str) -> float:
-    """Return the ridge; raise if there is none, as this structure cannot choose it."""
-    if ridge is None:
-        raise InputError(
-            f'expected a number as ridge for structure "{name}", got "loo", which needs true leverages. '
-            'Use structure="core" or "exact" with ridge="loo", or whence.ridge_from_weight_decay.'
-        )
-    return ridge
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------

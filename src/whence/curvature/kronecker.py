@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from whence.curvature.accumulate import (
     working_precision,
 )
 from whence.curvature.rotation import (
-    CHUNK_NUMBERS,
+    ALIGNED,
     Basis,
     BasisView,
     DiagonalMoments,
@@ -37,6 +37,7 @@ from whence.curvature.rotation import (
     outer,
     products_are_rounded,
     raised,
+    slices,
     some_cotangents,
     total,
 )
@@ -49,7 +50,6 @@ from whence.jacobian.gradients import (
     cotangents_first,
     is_transposed_in_memory,
     product,
-    promoted,
 )
 from whence.jacobian.linearization import Linearization
 from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, eigh, mirror
@@ -73,10 +73,9 @@ def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         below = a * g.square().sum((1, 4)).sqrt().unsqueeze(3)
         above = g * a.square().sum(3, keepdim=True).sqrt().unsqueeze(1)
         return summed(below, 1), summed(above, 2)
-    step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (c * e * o * i))
     inputs, outputs = (torch.zeros(e, size, size, dtype=torch.float64, device=a.device) for size in (i, o))
-    for low in range(0, n, step):
-        below, above = matrix_moments(outer(a[low : low + step], g[low : low + step]))
+    for some in slices(n, c * e * o * i, a):
+        below, above = matrix_moments(outer(a[some], g[some]))
         inputs += below
         outputs += above
     return inputs, outputs
@@ -118,44 +117,32 @@ def _crossed(rows: Tensor) -> Tensor:
     return mirror(found).reshape(*rows.shape[:-2], size, size)
 
 
-@dataclass
 class Factors:
-    """Sums of a a^T and g g^T of one block, in float64, so that small eigenvalues survive a million examples."""
+    """Sums of a a^T and g g^T of one block, in float64, so that small eigenvalues survive a million examples.
 
-    block: Block
-    inputs: Tensor | None  # (e, i, i) for a kronecker block, (i, i) for others
-    outputs: Tensor | None  # (e, o, o) for a kronecker block
-    # (2,) number of (example, position) pairs summed, weighted by the examples' weights; and number of chunks whose
-    # gradients were summed over positions first, rather than position by position
-    counts: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64, device="cpu"))
+    Large dense blocks, very long sides, and the outputs of a layer with `without_basis` outputs have no matrix.
+    """
+
+    def __init__(self, block: Block, device: torch.device, without_basis: int | None = None) -> None:
+        def zeros(side: int, kept: bool) -> Tensor | None:
+            shape = (*block.matrix_shape[:-2], side, side)  # (e, i, i) for a kronecker block, (i, i) for others
+            return torch.zeros(shape, dtype=torch.float64, device=device) if kept else None
+
+        self.block, i = block, block.matrix_shape[-1]
+        self.inputs, self.outputs = zeros(i, block.kind == "rows" or kept_exactly(block)), None
+        if block.kind == "kronecker":
+            o = block.matrix_shape[1]
+            self.inputs, self.outputs = zeros(i, i <= LARGEST_SIDE), zeros(o, o <= LARGEST_SIDE and o != without_basis)
+        # number of (example, position) pairs summed, weighted by the examples' weights; and number of chunks whose
+        # gradients were summed over positions first, rather than position by position
+        self.counts = torch.zeros(2, dtype=torch.float64, device="cpu")
+        found = {"inputs": self.inputs, "outputs": self.outputs, "counts": self.counts}
+        self.state = {name: value for name, value in found.items() if value is not None}
 
     @property
     def positions(self) -> float:
         """Number of (example, position) pairs."""
         return float(self.counts[0])
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The sums by name."""
-        found = {"inputs": self.inputs, "outputs": self.outputs, "counts": self.counts}
-        return {name: value for name, value in found.items() if value is not None}
-
-    @classmethod
-    def empty(cls, block: Block, device: torch.device, without_basis: int | None = None) -> Factors:
-        """Zeros of the right sizes. Large dense blocks and very long sides get no matrix.
-
-        Neither do the outputs of a layer with `without_basis` outputs.
-        """
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.float64, device=device)
-
-        if block.kind == "kronecker":
-            e, o, i = block.matrix_shape
-            below = zeros(e, i, i) if i <= LARGEST_SIDE else None
-            return cls(block, below, zeros(e, o, o) if o <= LARGEST_SIDE and o != without_basis else None)
-        side = block.matrix_shape[-1]
-        return cls(block, zeros(side, side) if block.kind == "rows" or kept_exactly(block) else None, None)
 
     def add(self, tangent: Tangent, weights: Tensor | None = None, whole: bool = False, step: int = 1) -> None:
         """Add a chunk of the training set. Gradients already include the square roots of the examples' weights (n,).
@@ -184,20 +171,20 @@ class Factors:
             self.outputs += summed(halved(tangent.grads()), 2)
 
     def basis(self, notes: list[str]) -> tuple[Basis, Tensor | None]:
-        """The Kronecker eigenbasis, and KFAC's eigenvalues in it (kronecker blocks only)."""
+        """The Kronecker eigenbasis, and the eigenvalues in it where both factors or an exact block are known."""
         name = self.block.name
         inputs = outputs = spectrum = below = above = None
         if self.inputs is not None:
             below, inputs = eigenvectors(self.inputs, f"the input factor of {name}", notes)
         if self.outputs is not None:
             above, outputs = eigenvectors(self.outputs, f"the output factor of {name}", notes)
-        if above is not None and below is not None:
+        if self.block.kind == "dense":
+            spectrum = below
+        elif above is not None and below is not None:
             spectrum = above.unsqueeze(-1) * below.unsqueeze(-2)
             tiny = torch.finfo(spectrum.dtype).tiny
             spectrum /= below.sum(-1).clamp_min(tiny).reshape(-1, 1, 1) if self.counts[1] > 0 else self.positions or 1.0
-        elif below is not None and self.block.kind == "dense":
-            spectrum = below
-        if self.block.kind == "kronecker" and (below is None or above is None):
+        elif self.block.kind == "kronecker":
             sides = " and ".join(side for side, one in (("inputs", below), ("outputs", above)) if one is None)
             notes.append(f"the {sides} of {name} are too many for a basis of their own: taken as they are, one by one")
         return Basis(self.block, inputs, outputs), spectrum
@@ -228,7 +215,7 @@ class KroneckerFactors(Accumulator):
         # No basis for the many outputs of the network: a factor costs their square, and a fit that uses a few mixtures
         # of them should cost no more than these.
         without = problem.width if problem.sketch is not None and problem.width > LARGEST_CLASSES else None
-        self.factors = [Factors.empty(block, problem.device, without) for block in self.blocks]
+        self.factors = [Factors(block, problem.device, without) for block in self.blocks]
         self.state = {"seen": self.seen, **numbered([one.state for one in self.factors])}
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
@@ -259,9 +246,9 @@ class KroneckerFactors(Accumulator):
         problem, precision = self.problem, working_precision(self.problem)
         scale = problem.n / float(self.seen)
 
-        def decomposed(at: int, notes: list[str]) -> Eigenbasis:
-            positions = scale * self.factors[at].positions / problem.total_weight
-            basis, values = self.factors[at].basis(notes)
+        def decomposed(factors: Factors, notes: list[str]) -> Eigenbasis:
+            positions = scale * factors.positions / problem.total_weight
+            basis, values = factors.basis(notes)
             values = None if values is None else scale * values
             basis = truncate(basis, values, positions, problem.k, ridge, tolerance)
             problem.passes.trim_memory()
@@ -338,7 +325,6 @@ LARGEST_RATIO = 1e5
 """No basis is truncated if an eigenvalue exceeds this many ridges. The squared length outside is a difference. Its
 float32 rounding error, weighted by 1 / lambda, would be a thousandth of the leverage here, and all of it at 1e8. Where
 products are rounded on a GPU, the part outside is measured directly, and this does not matter."""
-ALIGNED = 8  # long sides keep a multiple of this many directions, as a GPU's tensor units need
 INPUTS_PER_POSITION = 12  # with fewer, squared lengths would cost a GPU more than a truncation saves
 
 
@@ -398,33 +384,33 @@ Eigenbasis = tuple[Basis, Tensor | None]
 
 
 def decompose(
-    factors: Sequence[Factors], make: Callable[[int, list[str]], Eigenbasis], problem: Linearization, notes: list[str]
+    factors: Sequence[Factors],
+    make: Callable[[Factors, list[str]], Eigenbasis],
+    problem: Linearization,
+    notes: list[str],
 ) -> list[Eigenbasis]:
     """The bases of all blocks, one after the other; with several processes, each block is made by one of them."""
-    process_group, device = problem.passes.process_group, problem.device
+    process_group, label = problem.passes.process_group, "the eigenvectors of all layers"
     if process_group.alone:
-        every_block = problem.progress.track(range(len(factors)), "eigenvectors, layer", len(factors))
-        return [make(at, notes) for at in every_block]
+        return [make(one, notes) for one in problem.progress.track(factors, "eigenvectors, layer", len(factors))]
     sides = ([side for side in (one.inputs, one.outputs) if side is not None] for one in factors)
     cubes = [float(sum(side.numel() * side.shape[-1] for side in some)) for some in sides]  # about as many operations
-    owners = assign_by_cost(cubes, process_group.size)
-    own: list[str] = []
-    mine = {at: make(at, own) for at, owner in enumerate(owners) if owner == process_group.rank}
-    specs = {
-        at: [None if one is None else (tuple(one.shape), one.dtype) for one in (basis.inputs, basis.outputs, spectrum)]
-        for at, (basis, spectrum) in mine.items()
-    }
-    every = process_group.all_gather_object("the eigenvectors of all layers", (specs, own))
-    found = []
+    owners, own = assign_by_cost(cubes, process_group.size), list[str]()
+    mine: dict[int, list[Tensor | None]] = {}
     for at, owner in enumerate(owners):
         if owner == process_group.rank:
-            basis, spectrum = mine[at]
-            parts = [basis.inputs, basis.outputs, spectrum]
-        else:
+            basis, spectrum = make(factors[at], own)
+            mine[at] = [basis.inputs, basis.outputs, spectrum]
+    shapes = {at: [None if one is None else (one.shape, one.dtype) for one in parts] for at, parts in mine.items()}
+    every = process_group.all_gather_object(label, (shapes, own))
+    found = []
+    for at, owner in enumerate(owners):
+        if owner != process_group.rank:
             wanted = every[owner][0][at]
-            parts = [None if one is None else torch.empty(one[0], dtype=one[1], device=device) for one in wanted]
-        process_group.broadcast([part for part in parts if part is not None], owner, "the eigenvectors of all layers")
-        found.append((Basis(factors[at].block, parts[0], parts[1]), parts[2]))
+            mine[at] = [one and torch.empty(one[0], dtype=one[1], device=problem.device) for one in wanted]
+        inputs, outputs, spectrum = mine.pop(at)
+        process_group.broadcast([part for part in (inputs, outputs, spectrum) if part is not None], owner, label)
+        found.append((Basis(factors[at].block, inputs, outputs), spectrum))
     notes += [note for _, each in every for note in each]
     return found
 
@@ -442,67 +428,38 @@ class Spectrum:
 
 
 class MomentSums:
-    """Sums for one block in its basis: weighted squares for `count` sets of weights, and weighted gradients.
+    """Sums for one block: squares in its basis for `count` sets of weights, and weighted gradients, not rotated.
 
-    With `rotates`, the gradients are summed in the basis too, if it spans the whole block; `None` sums squares only.
     With a `rotation` to the meats' own basis, squares in that basis are summed as well.
     """
 
-    def __init__(
-        self, basis: Basis, count: int, device: torch.device, rotates: bool | None = True, rotation: Basis | None = None
-    ) -> None:
-        self.basis, self.rotation = basis, rotation
-        self.rounded = products_are_rounded(device)
-        self._rotates = bool(rotates) and not basis.outside
-        shape = (0,) if rotates is None else basis.shape if self._rotates else basis.block.matrix_shape
-        shapes = {"inside": (count, *basis.shape), "length": (count,), "total": shape}
+    def __init__(self, basis: Basis, count: int, device: torch.device, rotation: Basis | None = None) -> None:
+        self.basis, self.rotation, self.rounded = basis, rotation, products_are_rounded(device)
+        shapes = {"inside": (count, *basis.shape), "length": (count,), "total": basis.block.matrix_shape}
         if rotation is not None:
             shapes["rotated"] = (count, *rotation.shape)
         self.state = {name: torch.zeros(one, dtype=torch.float64, device=device) for name, one in shapes.items()}
-        self.inside, self.length, self._total = (self.state[name] for name in ("inside", "length", "total"))
-
-    @property
-    def total(self) -> Tensor:
-        """The weighted sum of gradients, in the shape of the block's matrix."""
-        return self.basis.to(torch.float64).out_of(self._total) if self._rotates else self._total
-
-    def add_total(self, view: BasisView, cotangent: int, examples: int) -> None:
-        """Add the gradients of one cotangent to a total that is not rotated."""
-        some = some_cotangents(view.tangent, slice(cotangent, cotangent + 1))
-        if isinstance(some, Kronecker):
-            a, g = (one.movedim(-3, 0).flatten(1, -2) for one in promoted(halved(some.inputs()), halved(some.grads())))
-            self._total += product(g.transpose(1, 2), a)
-        else:
-            self._total += total(some, self._total.new_ones(examples, 1))
+        self.inside, self.length, self.total = (self.state[name] for name in ("inside", "length", "total"))
 
     def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
-        """Add a chunk, with weights of the squares (count, c), and optionally of the gradients in the total (n, c).
+        """Add a chunk, with weights of the squares (count, c), and optionally of the gradients in the total (n, k).
 
-        The c cotangents are those of the view, or mixtures (n, k, c) of its k cotangents.
+        The c cotangents whose gradients are squared are the view's k, or mixtures (n, k, c) of them.
         """
         each = squared.double().unsqueeze(1)  # (count, n or 1, c)
         if mixing is not None and mixing.shape[1] == 1:  # no need to form multiples of one cotangent
-            each = (squared.double() @ mixing[:, 0].double().square().T).unsqueeze(2)
-            summed = None if summed is None else (mixing[:, 0] * summed).sum(1, True)
-            mixing = None
+            each, mixing = (squared.double() @ mixing[:, 0].double().square().T).unsqueeze(2), None
         for part, rotated in view.chunks() if mixing is None else view.mixed(mixing):
-            weights = (each if each.shape[1] == 1 else each[:, part]).to(rotated.dtype)
+            weights = each if each.shape[1] == 1 else each[:, part]
             self.inside += rotated.squares(weights)
             if self.rotation is not None:
                 self.state["rotated"] += rotate(rotated, self.rotation).squares(weights)
-            if view.complete and summed is not None:
-                self._total += rotated.total(summed[part].to(rotated.dtype))
-        if view.complete:
-            return
-        if mixing is None:
-            lengths = view.lengths().double()
-        else:
-            wide = mixing.double()
-            lengths = (wide * (view.energy().double() @ wide)).sum(1)
-            summed = None if summed is None else (mixing @ summed.to(mixing.dtype).unsqueeze(2)).squeeze(2)
-        self.length += (each * lengths).sum((1, 2))
+        if not view.complete:
+            wide = None if mixing is None else mixing.double()
+            lengths = view.lengths() if wide is None else (wide * (view.energy().double() @ wide)).sum(1)
+            self.length += (each * lengths.double()).sum((1, 2))
         if summed is not None:
-            self._total += total(view.tangent, summed)
+            self.total += total(view.tangent, summed)
 
     def finish(self) -> list[DiagonalMoments]:
         """The sums, one for each set of weights."""
@@ -541,38 +498,36 @@ class SpectrumSums(Accumulator):
             self.weights = self.weights[:, :-1]
             self.count -= noise is None
             self.frame = self.frame[:, : self.count]
-        elif roots is not None:  # residuals are one more combination, used only for the score
-            self.weights = torch.ones(1, roots.shape[2] + 1, dtype=torch.float64, device=problem.device)
-            self.weights[:, -1] = 0.0
+        elif roots is not None:
+            self.weights = self.weights.new_ones(1, roots.shape[2])
         elif noise is not None and problem.k > 1:  # with one output the noise is just a factor
             sizes, self.frame = eigh(noise)
             problem.passes.process_group.broadcast([sizes, self.frame], 0, "eigenvalues")
             self.weights = torch.cat([self.weights, sizes.clamp_min(0.0).unsqueeze(0)])
         self.cotangents = ConstantCotangents(self.frame.T)
-        self._begin(rotates=not self.sketched)
+        self._begin()
 
-    def _begin(self, rotates: bool | None) -> None:
+    def _begin(self) -> None:
         """Zeros for each row of the weights."""
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # number of examples added
-        self.sums = [MomentSums(basis, len(self.weights), self.problem.device, rotates) for basis in self.bases]
+        self.sums = [MomentSums(basis, len(self.weights), self.problem.device) for basis in self.bases]
         self.state = {"seen": self.seen, **numbered([one.state for one in self.sums])}
         self.given = [self.frame, self.weights, *(one for basis in self.bases for one in basis.tensors)]
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add squares in the basis, and J_i^T r_i."""
-        self.seen += len(range(*where.indices(self.problem.n)))
         residuals, roots = self.problem.residuals[where] @ self.frame, self.problem.hessian_roots
-        columns, mixing, summed = self.weights.shape[1], None, None if self.sketched else residuals
-        if roots is not None and not self.sketched:
-            mixing = torch.cat([roots[where], residuals.unsqueeze(2)], dim=2)
-            summed = (self.weights == 0).to(residuals.dtype).expand(len(residuals), -1)
+        self.seen += len(residuals)
+        mixing = None if roots is None or self.sketched else roots[where]
+        columns, summed = self.weights.shape[1], None if self.noise is None or self.sketched else residuals
         for at, view in enumerate(chunk):
             curved = view
-            if self.sketched and self.count > columns:
-                self.sums[at].add_total(view, columns, len(residuals))
-                some = some_cotangents(view.tangent, slice(0, columns))
+            if self.sketched and self.noise is not None:
+                residual = some_cotangents(view.tangent, slice(columns, None))
+                self.sums[at].total += total(residual, residuals.new_ones(len(residuals), 1))
+                some = some_cotangents(view.tangent, slice(columns))
                 curved = BasisView(some, view.basis, view.rounded, coarse=view.coarse)
-            self.sums[at].add(curved, self.weights, None if self.noise is None else summed, mixing)
+            self.sums[at].add(curved, self.weights, summed, mixing)
             self.add_view(at, view, residuals)
 
     def add_view(self, at: int, view: BasisView, residuals: Tensor) -> None:
@@ -615,7 +570,7 @@ class SampledSpectrumSums(SpectrumSums):
             sets = torch.stack([torch.ones_like(size), size])
         self.weights = (torch.diag(sets.double()) / mixtures).repeat_interleave(mixtures, 1)
         self.count, self.cotangents = self.weights.shape[1], self._mixed
-        self._begin(rotates=None)
+        self._begin()
 
     def _mixed(self, where: slice, n: int) -> Tensor:
         """(c, n, k) mixtures of some examples' outputs, and the same times the noise's root."""
@@ -627,7 +582,7 @@ class SampledSpectrumSums(SpectrumSums):
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add squares in the basis."""
-        self.seen += len(range(*where.indices(self.problem.n)))
+        self.seen += len(self.order[where])
         for sums, view in zip(self.sums, chunk, strict=True):
             sums.add(view, self.weights, None)
 
@@ -643,12 +598,9 @@ class TwoBasisSpectrumSums(SpectrumSums):
     ) -> None:
         super().__init__(gradients, bases, noise)
         self.leading = [leading(basis, directions) for basis in bases]
-        self.factors = [  # input factor, and output factor where there are two sides
-            [
-                torch.zeros(*one.shape[:-2], *2 * one.shape[-1:], dtype=torch.float64, device=one.device)
-                for one in (() if basis is None else basis.tensors)
-            ]
-            for basis in self.leading
+        sides = [[] if basis is None else basis.tensors for basis in self.leading]  # inputs, and outputs if there are
+        self.factors = [
+            [one.new_zeros(*one.shape[:-2], *2 * one.shape[-1:], dtype=torch.float64) for one in some] for some in sides
         ]
         meats = [{str(side): one for side, one in enumerate(each)} for each in self.factors]
         self.state |= {f"meat.{name}": one for name, one in numbered(meats).items()}
@@ -708,7 +660,9 @@ class Score(Accumulator):
     count = 1
 
     def __init__(self, gradients: LayerGradients) -> None:
-        self.problem = gradients.problem
+        self.problem, residuals = gradients.problem, gradients.problem.residuals
+        lengths = torch.linalg.vector_norm(residuals, dim=1, keepdim=True)
+        self.lengths = torch.where(lengths > 0, lengths, 1.0)  # (n, 1)
         self.cotangents = self._unit
         self.sums = [
             torch.zeros(block.matrix_shape, dtype=torch.float64, device=self.problem.device)
@@ -718,14 +672,12 @@ class Score(Accumulator):
 
     def _unit(self, where: slice, n: int) -> Tensor:
         """(1, n, k) residuals scaled to length one, as half precision underflows for small numbers."""
-        residuals = self.problem.residuals[where]
-        return (residuals / lengths_of(residuals)).unsqueeze(0)
+        return (self.problem.residuals[where] / self.lengths[where]).unsqueeze(0)
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add J_i^T r_i."""
-        lengths = lengths_of(self.problem.residuals[where])
         for into, view in zip(self.sums, chunk, strict=True):
-            into += total(view.tangent, lengths)
+            into += total(view.tangent, self.lengths[where])
 
 
 def fit_spectrum(
@@ -746,12 +698,6 @@ def fit_spectrum(
             notes.append(f"eigenvalues come from {what} training examples")
             return found if noise is None else replace(found, score=gradients.accumulate(Score(gradients)).sums)
     return gradients.accumulate(SpectrumSums(gradients, bases, noise, every)).spectrum()
-
-
-def lengths_of(vectors: Tensor) -> Tensor:
-    """(n, 1) lengths of vectors (n, k), with one in place of zero."""
-    found: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    return torch.where(found > 0, found, 1.0)
 
 
 def balanced_signs(size: int) -> Tensor:

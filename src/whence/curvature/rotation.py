@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -42,6 +42,12 @@ LARGEST_COMPLEMENT = 4608  # largest side for which directions outside a basis a
 ALIGNED = 8  # a GPU's tensor units need rows of multiples of this: others take three times as long
 
 
+def slices(n: int, numbers: int, like: Tensor) -> Iterator[slice]:
+    """Split n examples such that matrices with this many numbers for each are formed for some examples at once."""
+    step = max(1, CHUNK_NUMBERS["cuda" if like.is_cuda else "cpu"] // numbers)
+    return (slice(low, min(low + step, n)) for low in range(0, n, step))
+
+
 def mix(g: Tensor, weights: Tensor) -> Tensor:
     """Combine gradients (n, c, ...) with weights (n, c, q): (n, q, ...)."""
     transposed = is_transposed_in_memory(g)
@@ -70,6 +76,8 @@ def inner_products(g: Tensor, moved: Tensor) -> Tensor:
     if kernels is not None and g.shape[1] <= MOST_COTANGENTS and g[0, 0].is_contiguous():
         found: Tensor = kernels.inner_products(g.flatten(2), moved.flatten(1))
         return found
+    if not g.is_cuda and g.dtype not in HALVES:  # products with one vector each take a CPU several times as long
+        return (g * moved.unsqueeze(1)).sum((2, 3, 4))
     rows, column = g.flatten(2), moved.flatten(1).unsqueeze(2)
     if g.dtype == torch.bfloat16:  # single precision would take a GPU three times as long here
         return (rows @ column).squeeze(2).float()
@@ -145,24 +153,12 @@ class Factored:
     a: Tensor  # (n, e, i)
     g: Tensor  # (n, c, e, o)
 
-    @property
-    def examples(self) -> int:
-        """Their number n."""
-        return len(self.g)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the gradients."""
-        return self.g.dtype
-
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, e, o, i)."""
-        outer, inner, count = self.g.square(), self.a.square(), self.g.shape[1]
-        if weights.shape[1] == 1 and count <= len(weights):  # whichever takes fewer products
-            return torch.einsum("qc,ceoi->qeoi", weights.squeeze(1), self._crossed(outer, inner))
-        each = weights.transpose(0, 1)
-        mixed = each.unsqueeze(3) * outer if count == 1 else (each @ outer.flatten(2)).unflatten(2, outer.shape[2:])
-        return self._crossed(mixed, inner)
+        outer, each = self.g.square(), weights.transpose(0, 1).to(self.g.dtype)  # (n or 1, q, c)
+        one = self.g.shape[1] == 1  # a matrix product would take longer
+        mixed = each.unsqueeze(3) * outer if one else (each @ outer.flatten(2)).unflatten(2, outer.shape[2:])
+        return self._crossed(mixed, self.a.square())
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, e, o, i): (w, n, c, c)."""
@@ -174,27 +170,12 @@ class Factored:
 
     def variances(self, weights: Tensor) -> Tensor:
         """Only the diagonals of `grams`: (w, n, c)."""
-        inner, outer = self.a.square(), self.g.square()
-        if outer.shape[1:3] == (1, 1):  # one product for all examples, over the longer vector first
-            rows, columns, matrices = outer.flatten(1), inner.flatten(1), weights.squeeze(1)
-            if columns.shape[1] < rows.shape[1]:
-                rows, columns, matrices = columns, rows, matrices.transpose(1, 2)
-            moved = (matrices.flatten(0, 1) @ columns.T).reshape(*matrices.shape[:2], -1)  # (w, o, n)
-            return (moved * rows.T).sum(1).unsqueeze(2)
-        return torch.einsum("nceo,wneo->wnc", outer, torch.einsum("nei,weoi->wneo", inner, weights))
+        scale = torch.einsum("nei,weoi->wneo", self.a.square(), weights)
+        return torch.einsum("nceo,wneo->wnc", self.g.square(), scale)
 
     def mix(self, weights: Tensor) -> Factored:
         """Other cotangents as combinations of these: weights (n, c, q)."""
-        return Factored(self.a, mix(self.g, weights))
-
-    def along(self, direction: Tensor) -> Tensor:
-        """Inner products with a direction (e, o, i): (n, c)."""
-        moved = times(self.a.unsqueeze(2), direction.transpose(-1, -2)).to(self.g.dtype)
-        return inner_products(self.g.unsqueeze(3), moved)
-
-    def total(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[n, c] phi: (e, o, i)."""
-        return self._crossed(mix(self.g, weights.unsqueeze(2)), self.a).squeeze(0)
+        return Factored(self.a, mix(self.g, weights.to(self.g.dtype)))
 
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions of (e, o, i): (n, c, r)."""
@@ -222,16 +203,6 @@ class Full:
     shape: tuple[int, ...]  # of the block's matrix
     padding: int = 0  # zeros after every row of the matrix
 
-    @property
-    def examples(self) -> int:
-        """Their number n."""
-        return len(self.values)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of sums of the gradients."""
-        return torch.float32 if self.values.dtype == torch.bfloat16 else self.values.dtype
-
     def matrices(self) -> Tensor:
         """The gradients as (n, c, *shape)."""
         return raised(self._trimmed(self.values))
@@ -239,9 +210,11 @@ class Full:
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, *shape)."""
         values, shared = self.values, weights.shape[1] == 1
-        if shared and (values.is_cuda or self.dtype != values.dtype):  # reads the gradients once, writes no squares
-            squares = torch.linalg.vector_norm(values, dim=0, dtype=self.dtype).square()  # (c, p)
-            return self._trimmed(weights.squeeze(1) @ squares if len(squares) > 1 else weights.squeeze(1) * squares)
+        half = values.dtype == torch.bfloat16
+        if shared and (values.is_cuda or half):  # reads the gradients once, writes no squares
+            dtype = torch.float32 if half else values.dtype
+            squares, rows = torch.linalg.vector_norm(values, dim=0, dtype=dtype).square(), weights.squeeze(1).to(dtype)
+            return self._trimmed(rows @ squares if len(squares) > 1 else rows * squares)
         each = weights.expand(-1, len(values), -1).flatten(1).to(values.dtype)  # (q, n c)
         return self._trimmed(product(each, values.square().flatten(0, 1)))
 
@@ -260,23 +233,17 @@ class Full:
             found: Tensor = kernels.squares(self.values.flatten(0, 1), columns.contiguous())
             return found.reshape(-1, n, c)
         parts = self.values.reshape(n * c, p).split(n * c if columns.is_cuda else max(1, CACHE_NUMBERS // p))
-        return joined([product(columns, part.square().T) for part in parts]).reshape(-1, n, c)
+        return torch.cat([product(columns, part.square().T) for part in parts], 1).reshape(-1, n, c)
 
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
-        return Full(weights.transpose(1, 2) @ raised(self.values), self.shape, self.padding)
-
-    def along(self, direction: Tensor) -> Tensor:
-        """Inner products with a direction: (n, c)."""
-        return raised(self.values) @ self._padded(direction).reshape(-1)
-
-    def total(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[n, c] phi."""
-        return self._trimmed(product(weights.reshape(1, -1).to(self.values.dtype), self.values.flatten(0, 1))[0])
+        values = raised(self.values)
+        return Full(weights.transpose(1, 2).to(values.dtype) @ values, self.shape, self.padding)
 
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions: (n, c, r)."""
-        return self.values[:, :, index + index // self.shape[-1] * self.padding if self.padding else index]
+        whole = len(index) == math.prod(self.shape) and not self.padding  # positions are in ascending order
+        return self.values if whole else self.values[:, :, index + index // self.shape[-1] * self.padding]
 
     def _trimmed(self, flat: Tensor) -> Tensor:
         """(..., p) to (..., *shape), without the padding."""
@@ -298,16 +265,12 @@ class Sparse:
     examples: int
     shape: tuple[int, ...]  # (V, d)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the gradients."""
-        return self.values.dtype
-
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, V, d)."""
-        each = weights.transpose(0, 1)
+        each = weights.transpose(0, 1).to(self.values.dtype)
         each = each if len(each) == 1 else each[self.of]
-        return self._by_row(each @ self.values.square()).transpose(0, 1)
+        sums = each @ self.values.square()  # (u, q, d)
+        return sums.new_zeros(self.shape[0], *sums.shape[1:]).index_add_(0, self.rows, sums).transpose(0, 1)
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, V, d): (w, n, c, c)."""
@@ -321,16 +284,8 @@ class Sparse:
 
     def mix(self, weights: Tensor) -> Sparse:
         """Other cotangents as combinations of these: weights (n, c, q)."""
-        mixed = weights[self.of].transpose(1, 2) @ self.values
+        mixed = weights[self.of].transpose(1, 2).to(self.values.dtype) @ self.values
         return Sparse(self.rows, self.of, mixed, self.examples, self.shape)
-
-    def along(self, direction: Tensor) -> Tensor:
-        """Inner products with a direction (V, d): (n, c)."""
-        return self._by_example((self.values @ direction[self.rows].unsqueeze(2)).squeeze(2))
-
-    def total(self, weights: Tensor) -> Tensor:
-        """sum_n sum_c weights[n, c] phi: (V, d)."""
-        return self._by_row(torch.einsum("uc,ucd->ud", weights[self.of], self.values))
 
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions of (V, d): (n, c, r)."""
@@ -344,9 +299,6 @@ class Sparse:
 
     def _by_example(self, values: Tensor) -> Tensor:
         return values.new_zeros(self.examples, *values.shape[1:]).index_add_(0, self.of, values)
-
-    def _by_row(self, values: Tensor) -> Tensor:
-        return values.new_zeros(self.shape[0], *values.shape[1:]).index_add_(0, self.rows, values)
 
 
 Rotated: TypeAlias = Factored | Full | Sparse
@@ -384,15 +336,14 @@ class Basis:
         return self.block.numel - math.prod(self.shape)
 
     @cached_property
-    def complement(self) -> Tensor | None:
-        """Orthonormal output directions (o, o - y) outside a basis of one group; `None` if they take too long."""
-        return _complement(self.outputs) if self.outside else None
+    def input_complement(self) -> Tensor | None:
+        """Orthonormal input directions (i, i - x) outside a basis of one group; `None` if they take too long."""
+        return _complement(self.inputs) if self.outside else None
 
     @cached_property
-    def every_input(self) -> Tensor | None:
-        """(1, i, i) input directions of the basis, followed by those outside it."""
-        rest = _complement(self.inputs) if self.outside else None
-        return None if self.inputs is None or rest is None else torch.cat([self.inputs, rest.unsqueeze(0)], 2)
+    def output_complement(self) -> Tensor | None:
+        """As `input_complement`, for the outputs: (o, o - y)."""
+        return _complement(self.outputs) if self.outside else None
 
     def select(self, rows: Tensor, columns: Tensor) -> Basis:
         """Keep some output and some input directions of a kronecker block."""
@@ -532,14 +483,12 @@ def products_are_rounded(device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
 
 
-def outside_of(
-    tangent: Tangent, basis: Basis, inputs: Tensor | None = None, left: Tensor | None = None
-) -> list[Tangent]:
+def outside_of(tangent: Tangent, basis: Basis, inputs: Tensor | None = None) -> list[Tangent]:
     """Tangents whose squared lengths add up to the squared length of a gradient G outside a basis.
 
     G - P G Q = G (I - Q) + (I - P) G Q, two orthogonal parts. The difference of the squared lengths of G and P G Q is
     the same and cheaper, but with coarse products it is only rounding error if the basis holds nearly all of G. Pass
-    `inputs`, the inputs of a Kronecker tangent in the basis, and `left`, the rest of them, if they are known.
+    `inputs`, the inputs of a Kronecker tangent in the basis, if they are known.
     """
     if not isinstance(tangent, Kronecker):
 
@@ -553,12 +502,10 @@ def outside_of(
         inputs = tangent.inputs() if basis.inputs is None else tangent.a.project(basis.inputs)
     parts: list[Tangent] = []
     if basis.inputs is not None and basis.inputs.shape[1] > basis.inputs.shape[2]:
-        every = basis.every_input
-        complement = None if every is None else every[0, :, basis.shape[-1] :]
-        over = _left_over(tangent.a, basis.inputs, complement) if left is None else left
+        over = _left_over(tangent.a, basis.inputs, basis.input_complement)
         parts.append(Kronecker(tangent.block, Whole(over), tangent.g))
     if basis.outputs is not None and basis.outputs.shape[1] > basis.outputs.shape[2]:
-        over = _left_over(tangent.g, basis.outputs, basis.complement)
+        over = _left_over(tangent.g, basis.outputs, basis.output_complement)
         parts.append(Kronecker(tangent.block, Whole(inputs), Whole(over)))
     return parts
 
@@ -568,11 +515,6 @@ def _left_over(factor: Factor, columns: Tensor, complement: Tensor | None) -> Te
     if complement is not None:
         return factor.project(complement.unsqueeze(0))
     return factor.tensor() - Whole(factor.project(columns)).project(columns.transpose(-1, -2))
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate along the second axis; a single part is not copied."""
-    return parts[0] if len(parts) == 1 else torch.cat([*parts], 1)
 
 
 def times(values: Tensor, matrix: Tensor) -> Tensor:
@@ -640,13 +582,19 @@ def _with_inputs(tangent: Kronecker) -> tuple[Tensor, Tensor]:
 
 def total(tangent: Tangent, weights: Tensor) -> Tensor:
     """Sum of the gradients of all examples and cotangents with weights (n, c), shaped as the block's matrix."""
-    if not isinstance(tangent, Kronecker):
-        plain = rotated_values(tangent, Basis(tangent.block))
-        return plain.total(weights.to(plain.dtype))
+    if isinstance(tangent, Dense):
+        values = raised(tangent.values).flatten(0, 1)
+        return weights.flatten().to(values.dtype) @ values
+    if isinstance(tangent, Rows):
+        grads = raised(tangent.grads)
+        rows = torch.einsum("nc,nctd->ntd", weights.to(grads.dtype), grads).flatten(0, 1)
+        return rows.new_zeros(tangent.block.matrix_shape).index_add_(0, tangent.index.flatten(), rows)
     g = tangent.grads()
-    g = g if g.is_cuda and g.dtype == torch.float16 else raised(g)
+    if not (g.is_cuda and g.dtype == torch.float16):
+        g = raised(g)
+        return tangent.a.total(mix(g, weights.to(g.dtype).unsqueeze(2)).squeeze(1))
     unit, size = scaled(weights, math.inf)
-    return tangent.a.total(raised(mix(g, unit.to(g.dtype).unsqueeze(2)).squeeze(1))) * size
+    return tangent.a.total(mix(g, unit.to(g.dtype).unsqueeze(2)).squeeze(1).float()) * size
 
 
 def scaled(values: Tensor, order: float = 2.0) -> tuple[Tensor, Tensor]:
@@ -657,11 +605,15 @@ def scaled(values: Tensor, order: float = 2.0) -> tuple[Tensor, Tensor]:
 
 def along(tangent: Tangent, direction: Tensor) -> Tensor:
     """Inner products of the gradients with a direction shaped as the block's matrix: (n, c)."""
-    if not isinstance(tangent, Kronecker):
-        plain = rotated_values(tangent, Basis(tangent.block))
-        return plain.along(direction.to(plain.dtype))
-    unit, size = scaled(direction)
-    return inner_products(*promoted(tangent.grads(), tangent.a.project(unit.transpose(-1, -2)))) * size
+    if isinstance(tangent, Dense):
+        values = raised(tangent.values)
+        return values @ direction.to(values.dtype)
+    if isinstance(tangent, Rows):
+        grads = raised(tangent.grads)
+        return torch.einsum("nctd,ntd->nc", grads, direction.to(grads.dtype)[tangent.index])
+    g = tangent.grads()
+    unit, size = scaled(direction) if g.dtype in HALVES else (direction, 1.0)
+    return inner_products(*promoted(g, tangent.a.project(unit.transpose(-1, -2)))) * size
 
 
 def with_grads(tangent: Tangent, change: Callable[[Tensor], Tensor]) -> Tangent:
@@ -708,23 +660,10 @@ class BasisView:
         coarse: bool = False,
         reads: int = 1,
     ) -> None:
-        self.basis = basis
-        self.reads = reads
-        self.rounded = rounded
-        self.coarse = coarse
-        self._tangent: Tangent | None = _computed(tangent, coarse) if basis.outside and measured else tangent
-        self._held: Rotated | None = None
-        self._measures = bool(basis.outside) and measured and rounded
+        self.basis, self.rounded, self.coarse, self.reads = basis, rounded, coarse, reads
+        self.tangent = _computed(tangent, coarse) if basis.outside and measured else tangent  # before the rotation
         self._inputs: Tensor | None = None  # layer inputs in the basis, before rounding to bfloat16
-        self._left: Tensor | None = None  # layer inputs along directions outside the basis
-        self._factors: tuple[Tensor, Tensor] | None = None
         self._energy: Tensor | None = None
-
-    @property
-    def tangent(self) -> Tangent:
-        """The captured gradients, before the rotation."""
-        assert self._tangent is not None, "a view of gradients that were freed"
-        return self._tangent
 
     @property
     def complete(self) -> bool:
@@ -733,40 +672,31 @@ class BasisView:
 
     def chunks(self) -> Iterator[tuple[slice, Rotated]]:
         """Yield (which examples, their gradients); several chunks only where matrices must be formed."""
-        held = self._rotated()
-        if held is not None:
-            yield slice(0, held.examples), held
+        if self._rotated is not None:
+            yield slice(None), self._rotated
         else:
-            yield from self._formed(*self._factors_to_form())
+            yield from self._formed(*self._factors)
 
     def coordinates(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions of the basis: (n, c, r)."""
-        tangent, shape = self.tangent, self.basis.shape
-        if isinstance(tangent, Kronecker) and shape[0] == 1 and tangent.positions > 1 and self._rotates_factors_first:
-            n, c = tangent.examples, tangent.cotangents
-            if n * c * math.prod(shape) <= CHUNK_NUMBERS["cuda" if index.is_cuda else "cpu"]:
-                a, g = _project(tangent.a, self.basis.inputs), _project(tangent.g, self.basis.outputs)
-                matrices = g.transpose(3, 4).reshape(n, -1, g.shape[3]) @ a.squeeze(1)  # (n, c o, i)
-                found = matrices.reshape(n, c, -1)
-                return found if len(index) == math.prod(shape) else found[:, :, index]
-        return torch.cat([rotated.gather(index) for _, rotated in self.chunks()])
+        found = [rotated.gather(index) for _, rotated in self.chunks()]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def mixed(self, weights: Tensor) -> Iterator[tuple[slice, Rotated]]:
         """As `chunks`, for q combinations of the cotangents with weights (n, c, q)."""
-        held = self._rotated()
-        if held is not None:
-            yield slice(0, held.examples), held.mix(weights.to(held.dtype))
+        if self._rotated is not None:
+            yield slice(None), self._rotated.mix(weights)
             return
-        a, g = self._factors_to_form()
+        a, g = self._factors
         most = g.shape[1] * (2 if g.dtype == torch.bfloat16 else 1)  # forming these is cheaper than mixing them
         unrotated = g.dtype == torch.bfloat16 and not self._rotates_factors_first
         if unrotated or weights.shape[2] > most:  # matrices of fewer cotangents take fewer products
-            yield from ((part, formed.mix(weights[part].to(formed.dtype))) for part, formed in self._formed(a, g))
+            yield from ((part, formed.mix(weights[part])) for part, formed in self._formed(a, g))
         elif g.dtype == torch.float16:  # small weights would underflow
             sizes = weights.abs().amax(1).unsqueeze(2)  # (n, q, 1)
             units = weights / torch.where(sizes > 0, sizes, 1.0).transpose(1, 2)
             for part, formed in self._formed(a, mix(g, units.to(g.dtype))):
-                yield part, Full(formed.values * sizes[part].to(formed.dtype), formed.shape, formed.padding)
+                yield part, Full(formed.values * sizes[part].to(formed.values.dtype), formed.shape, formed.padding)
         else:
             yield from self._formed(a, mix(g, weights.to(g.dtype)))
 
@@ -774,7 +704,6 @@ class BasisView:
         """Inner products of every example's gradients, (n, c, c); only of the part outside, if products are rounded."""
         if self._energy is None:
             self._energy = functools.reduce(torch.add, map(energy, self._measured()))
-            self._left = None
         return self._energy
 
     def lengths(self) -> Tensor:
@@ -783,44 +712,28 @@ class BasisView:
             return torch.diagonal(self._energy, dim1=1, dim2=2)
         return functools.reduce(torch.add, map(lengths, self._measured()))
 
-    def along(self, direction: Tensor) -> Tensor:
-        """Inner products (n, c) with a direction, given in the basis if it spans the block, else as block matrix."""
-        if not self.complete:
-            return along(self.tangent, direction)
-        held = self._rotated()
-        if held is not None:
-            return held.along(direction.to(held.dtype))
-        a, g = self._factors_to_form()
-        if not self._rotates_factors_first:
-            direction = self.basis.out_of(direction)
-        unit, size = scaled(direction)
-        padded = pad(unit.to(g.dtype), (0, a.shape[-1] - direction.shape[-1]))
-        return inner_products(g, times(a, padded.transpose(-1, -2)).to(g.dtype)) * size
-
     def _measured(self) -> list[Tangent]:
         """Tangents with the squared lengths outside the basis, or of whole gradients if products are exact."""
         if not self.rounded:
             return [self.tangent]
-        held = self._rotated()
-        if isinstance(held, Factored):
-            return outside_of(self.tangent, self.basis, held.a.unsqueeze(2))
-        if held is not None or not self._rotates_factors_first:
+        if isinstance(self._rotated, Factored):
+            return outside_of(self.tangent, self.basis, self._rotated.a.unsqueeze(2))
+        if self._rotated is not None or not self._rotates_factors_first:
             return outside_of(self.tangent, self.basis)
-        self._factors_to_form()
+        _ = self._factors  # projects the inputs
         assert self._inputs is not None
-        return outside_of(self.tangent, self.basis, self._inputs[..., : self.basis.shape[-1]], self._left)
+        return outside_of(self.tangent, self.basis, self._inputs[..., : self.basis.shape[-1]])
 
+    @cached_property
     def _rotated(self) -> Rotated | None:
         """The rotated gradients of all examples, unless matrices must be formed."""
-        if self._held is None and self._factors is None:
-            tangent, basis = self.tangent, self.basis
-            if not isinstance(tangent, Kronecker):
-                self._held = rotated_values(tangent, basis)
-            elif tangent.positions == 1:
-                a, g = _project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs)
-                self._held = Factored(a.squeeze(2), g.squeeze(3))
-            self._free_captured()
-        return self._held
+        tangent, basis = self.tangent, self.basis
+        if not isinstance(tangent, Kronecker):
+            return rotated_values(tangent, basis)
+        if tangent.positions != 1:
+            return None
+        a, g = _project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs)
+        return Factored(a.squeeze(2), g.squeeze(3))
 
     @cached_property
     def _rotates_factors_first(self) -> bool:
@@ -844,38 +757,30 @@ class BasisView:
         whole = self.coarse and self.complete and basis.inputs is not None and basis.outputs is not None
         return whole and held_in_bfloat16(tangent.a) and held_in_bfloat16(tangent.g)
 
-    def _factors_to_form(self) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
         """The factors that matrices are formed from."""
-        if self._factors is None:
-            tangent, (inputs, outputs) = self.tangent, (self.basis.inputs, self.basis.outputs)
-            assert isinstance(tangent, Kronecker)
-            if not self._rotates_factors_first:
-                inputs = outputs = None
-            kept, every_input = self.basis.shape[-1], None
-            if inputs is not None and inputs.is_cuda and kept % ALIGNED:
-                inputs = pad(inputs, (0, -kept % ALIGNED))
-            elif inputs is not None and self._measures:
-                every_input = self.basis.every_input
-                inputs = self.basis.inputs if every_input is None else every_input
-            a = self._projected(tangent.a, inputs)
-            if every_input is not None:
-                a, self._left = a[..., :kept].clone(), a[..., kept:]
-            self._inputs = None if self.complete else a
-            rows = tangent.cotangents * self.basis.shape[1]
-            fewer = rows * kept < tangent.positions * (rows + kept)  # matrices have fewer numbers than factors
-            small = self.coarse and (not self._rotates_factors_first or fewer)
-            narrow = self.coarse and tangent.positions > tangent.block.matrix_shape[1]  # one product for each cotangent
-            g = self._projected(tangent.g, outputs, by_example=small or narrow)
-            if small and a.dtype == g.dtype == torch.float16:
-                self._factors = a, g  # matrices will be in single precision
-            elif self.coarse and self._rotates_factors_first:
-                self._factors = a.bfloat16(), in_bfloat16(g)
-            elif self.coarse and a.dtype == g.dtype and g.dtype in HALVES:
-                self._factors = a, g  # matrices will be in single precision, rotated later
-            else:
-                self._factors = raised(a), raised(g)
-            self._free_captured()
-        return self._factors
+        tangent, (inputs, outputs) = self.tangent, (self.basis.inputs, self.basis.outputs)
+        assert isinstance(tangent, Kronecker)
+        if not self._rotates_factors_first:
+            inputs = outputs = None
+        kept = self.basis.shape[-1]
+        if inputs is not None and inputs.is_cuda and kept % ALIGNED:
+            inputs = pad(inputs, (0, -kept % ALIGNED))
+        a = self._projected(tangent.a, inputs)
+        self._inputs = None if self.complete else a
+        rows = tangent.cotangents * self.basis.shape[1]
+        fewer = rows * kept < tangent.positions * (rows + kept)  # matrices have fewer numbers than factors
+        small = self.coarse and (not self._rotates_factors_first or fewer)
+        narrow = self.coarse and tangent.positions > tangent.block.matrix_shape[1]  # one product for each cotangent
+        g = self._projected(tangent.g, outputs, by_example=small or narrow)
+        if small and a.dtype == g.dtype == torch.float16:
+            return a, g  # matrices will be in single precision
+        if self.coarse and self._rotates_factors_first:
+            return a.bfloat16(), in_bfloat16(g)
+        if self.coarse and a.dtype == g.dtype and g.dtype in HALVES:
+            return a, g  # matrices will be in single precision, rotated later
+        return raised(a), raised(g)
 
     def _projected(self, factor: Factor, basis: Tensor | None, by_example: bool = False) -> Tensor:
         if basis is None:
@@ -884,16 +789,9 @@ class BasisView:
             return project_in_float16(factor, basis)
         return project_by_example(factor, basis) if by_example else factor.project(basis)
 
-    def _free_captured(self) -> None:
-        """Free the captured gradients once they are rotated, if the basis spans the whole block."""
-        if self.complete and (self._held is not None or self._factors is not None):
-            self._tangent = None
-
     def _formed(self, a: Tensor, g: Tensor) -> Iterator[tuple[slice, Full]]:
         n, c, e, _, o = g.shape
-        step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (c * e * o * a.shape[3]))
-        for start in range(0, n, step):
-            where = slice(start, min(start + step, n))
+        for where in slices(n, c * e * o * a.shape[3], a):
             matrices = outer(a[where], g[where], single=not self._rotates_factors_first)
             if not self._rotates_factors_first:
                 matrices = self.basis.into(matrices)
@@ -933,12 +831,12 @@ class Weights:
 
     def variances(self, view: BasisView) -> Tensor:
         """Weighted squared lengths of the gradients, (w, n, c)."""
-        found = joined([self.inside_of(rotated, crossed=False) for _, rotated in view.chunks()])
+        found = torch.cat([self.inside_of(rotated, crossed=False) for _, rotated in view.chunks()], 1)
         return found if view.complete else found + self.outside.squeeze(-1) * view.lengths()
 
     def grams(self, view: BasisView) -> Tensor:
         """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
-        found = joined([self.inside_of(rotated, crossed=True) for _, rotated in view.chunks()])
+        found = torch.cat([self.inside_of(rotated, crossed=True) for _, rotated in view.chunks()], 1)
         return found if view.complete else found.add_(self.outside * view.energy())
 
     def inside_of(self, rotated: Rotated, crossed: bool) -> Tensor:

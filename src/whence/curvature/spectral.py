@@ -25,10 +25,10 @@ from whence.curvature.base import (
     times_noise,
 )
 from whence.curvature.kronecker import MomentSums, Spectrum, numbered
-from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, DiagonalMoments, Weights, raised
+from whence.curvature.rotation import Basis, BasisView, DiagonalMoments, Weights, along, outer, raised, slices
 from whence.curvature.two_bases import TwoBasisWeights, last
 from whence.data.batches import Inputs, batch_size, take
-from whence.jacobian.gradients import Dense, Kronecker, Rows, Tangent
+from whence.jacobian.gradients import Dense, Kronecker, Tangent
 
 
 class MeatSums(Accumulator):
@@ -53,7 +53,6 @@ class MeatSums(Accumulator):
         sizes, device = [root.shape[2] for root in roots.values()], next(iter(roots.values())).device
         eye = torch.eye(sum(sizes), dtype=torch.float64, device=device)
         self.masks = torch.stack([part.sum(0) for part in eye.split(sizes)])  # (names, Q)
-        self.last = self.masks[self.names.index("hec3")] if "hec3" in roots else torch.zeros_like(self.masks[0])
         self.sums = [
             MomentSums(basis, len(sizes), device, rotation=rotation)
             for basis, rotation in zip(bases, rotations, strict=True)
@@ -69,8 +68,9 @@ class MeatSums(Accumulator):
     def add_weighted(self, views: Iterable[BasisView], roots: Mapping[str, Tensor]) -> None:
         """Add gradients combined with the weights W (n, k, q) of the same examples."""
         mixing = torch.cat(list(roots.values()), dim=2).double()
+        summed = mixing @ self.masks[self.names.index("hec3")] if "hec3" in roots else None
         for sums, view in zip(self.sums, views, strict=True):
-            sums.add(view, self.masks, self.last.expand(len(mixing), -1), mixing)
+            sums.add(view, self.masks, summed, mixing)
 
 
 class Leverage(Accumulator):
@@ -102,7 +102,6 @@ class Leverage(Accumulator):
         self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         self.change = torch.zeros(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
         self.step: list[Tensor] = []  # Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w) of each block
-        self.along: list[Tensor] = []  # the same in the basis, where it spans the whole block
         self.inverse: list[Weights] = []
         selected, precision = problem.selection.parameters, working_precision(problem)
         for basis, s, score in blocks:
@@ -110,11 +109,11 @@ class Leverage(Accumulator):
             weights = {name: selected[name].detach().double() for name in basis.block.parameters}
             step = basis.solve(damped, score - ridge * basis.block.to_matrix(weights))
             self.step.append(step)
-            self.along.append((step if basis.outside else basis.to(step.dtype).into(step)).to(precision))
             self.inverse.append(Weights.of(basis, [(1.0 / damped.inside, 1.0 / damped.outside)], 1, precision))
             problem.passes.trim_memory()
+        self.direction = [step.to(precision) for step in self.step]
         self.state = {"leverage_blocks": self.leverage_blocks, "change": self.change}
-        self.given = [*(part for one in self.inverse for part in (one.inside, one.outside)), *self.along]
+        self.given = [*(part for one in self.inverse for part in (one.inside, one.outside)), *self.direction]
         self.meats: MeatSums | None = None
         if meat_roots is not None:
             none = slice(0, 0)  # a call with no examples gives the number of weights
@@ -128,7 +127,7 @@ class Leverage(Accumulator):
         blocks, change = self.leverage_blocks[where], self.change[where]  # views, updated in place
         for at, view in enumerate(chunk):
             blocks += self.inverse[at].grams(view)[0]
-            change += view.along(self.along[at])
+            change += along(view.tangent, self.direction[at])
         if self.meats is not None and self.meat_roots is not None:
             self.meats.add_weighted(chunk, self.meat_roots(where, blocks, change))
 
@@ -144,9 +143,9 @@ def centre(squares: Tensor, total: Tensor, n: int) -> Tensor:
 
 def centred(basis: Basis, squares: DiagonalMoments, total: Tensor, n: int) -> DiagonalMoments:
     """`centre` inside and outside a basis; the total has the shape of the block's matrix."""
-    along = basis.to(torch.float64).into(total)
-    rest = float(total.square().sum() - along.square().sum()) / n / basis.outside if basis.outside else 0.0
-    return DiagonalMoments(centre(squares.inside, along, n), max(squares.outside - rest, 0.0) * ((n - 1) / n))
+    inside = basis.to(torch.float64).into(total)
+    rest = float(total.square().sum() - inside.square().sum()) / n / basis.outside if basis.outside else 0.0
+    return DiagonalMoments(centre(squares.inside, inside, n), max(squares.outside - rest, 0.0) * ((n - 1) / n))
 
 
 PLANNED_BATCH = 500  # training examples whose products with an input are held at once, when planning memory
@@ -227,8 +226,8 @@ class FittedSpectral(FittedCurvature):
             if rotation is not None:
                 pairs = (zip(sums.names, sums.sums[at].state["rotated"], strict=True) for sums in summed)
                 own = {name: one for some in pairs for name, one in some if name != "ho"}  # Ho keeps one basis
-                along = basis.to(torch.float64).into(total)[last(rotation.shape)]
-                own["jackknife"] = centre(own["hec3"], rotation.to(torch.float64).into(along), n)
+                leading = basis.to(torch.float64).into(total)[last(rotation.shape)]
+                own["jackknife"] = centre(own["hec3"], rotation.to(torch.float64).into(leading), n)
                 by_position = {names.index(name): one for name, one in own.items()}
                 inverse = 1.0 / (self.spectrum.curvature[at].inside + self.ridge)
                 weights[at] = TwoBasisWeights.add_to(weights[at], rotation, by_position, inverse)
@@ -247,16 +246,16 @@ class FittedSpectral(FittedCurvature):
         """Precondition the inputs' gradients, then contract them with the training gradients, layer by layer."""
         k = self.problem.output_count(inputs)
         for where, directions in self._preconditioned(inputs):
-            yield where, self._align(directions, where.stop - where.start, k)
+            training = self.stream.chunks("alignments")
+            yield where, ((some, contract(tangents, directions, k)) for some, tangents in training)
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """As `alignments`, with the gradients of other inputs."""
         k, j = self.problem.output_count(inputs), self.problem.output_count(others[0])
         found = []
-        for where, directions in self._preconditioned(inputs):
+        for _, directions in self._preconditioned(inputs):
             chunks = (chunk for batch in others for chunk in self.stream.of(batch, self.stream.identity(j), j))
-            parts = [contract(chunk.tangents, directions, where.stop - where.start, k) for chunk in chunks]
-            found.append(torch.cat(parts, dim=2))
+            found.append(torch.cat([contract(chunk.tangents, directions, k) for chunk in chunks], dim=2))
         return torch.cat(found).to(self.problem.dtype)
 
     def precondition(self, vectors: Tensor) -> Tensor:
@@ -282,67 +281,29 @@ class FittedSpectral(FittedCurvature):
                 for at, tangent in enumerate(chunk.tangents):
                     parts[at].append(tangent)
             zipped = zip(parts, self.bases, self.spectrum.curvature, strict=True)
-            yield where, [Directions.of(some, basis, s.damped(self.ridge), precision) for some, basis, s in zipped]
-
-    def _align(self, directions: list[Directions], m: int, k: int) -> Iterator[tuple[slice, Tensor]]:
-        for where, tangents in self.stream.chunks("alignments"):
-            yield where, contract(tangents, directions, m, k)
+            yield where, [Directions(some, basis, s.damped(self.ridge), precision) for some, basis, s in zipped]
 
 
-# --- Inner products with preconditioned gradients, kept factored where that is cheaper -------------------------------
+# --- Inner products with preconditioned gradients, kept factored where layers are used once --------------------------
 
 
 PRODUCT_NUMBERS = {"cpu": 2**18, "cuda": 2**26}  # scaled gradients held at once
 
 
 def align(tangent: Tangent, directions: Tensor) -> Tensor:
-    """<J_i^T u_c, v_q> for every example, cotangent and direction: (n, c, q).
-
-    A layer seen at one position never needs its gradient matrices: g^T V a takes one matrix product for each direction.
-    Layers with shared weights do the same, unless forming the matrices first is cheaper.
-
-    Directions V have shape (q, *matrix shape of the block).
-    """
+    """<J_i^T u_c, v_q> for every example, cotangent and direction v (q, *matrix shape of the block): (n, c, q)."""
     if isinstance(tangent, Dense):
         return raised(tangent.values).to(directions.dtype) @ directions.T
-    if isinstance(tangent, Rows):
-        return _align_rows(tangent, directions)
-    return _align_kronecker(tangent, directions)
-
-
-def _align_kronecker(tangent: Kronecker, directions: Tensor) -> Tensor:
-    a, g = tangent.inputs().to(directions.dtype), tangent.grads().to(directions.dtype)
-    n, c, e, t, o = g.shape
-    i, q = a.shape[3], len(directions)
-    if not t:  # no example of this batch uses the layer
-        return directions.new_zeros(n, c, q)
-    factored = q * t * o * (i + c)
-    formed = c * o * i * (t + q)
-    numbers = q * t * o * e if factored <= formed else c * e * o * i
-    step = max(1, CHUNK_NUMBERS["cuda" if g.is_cuda else "cpu"] // numbers)
-    parts = []
-    for low in range(0, n, step):
-        some_a, some_g = a[low : low + step], g[low : low + step]
-        if factored <= formed:
-            moved = torch.einsum("neti,qeoi->netqo", some_a, directions)
-            left = some_g.permute(0, 2, 3, 1, 4).reshape(len(some_g), e * t, c, o)
-            parts.append(torch.einsum("nsco,nsqo->ncq", left, moved.flatten(1, 2)))
-        else:
-            matrices = torch.einsum("nceto,neti->nceoi", some_g, some_a)
-            parts.append(matrices.flatten(2) @ directions.flatten(1).T)
-    return torch.cat(parts)
-
-
-def _align_rows(tangent: Rows, directions: Tensor) -> Tensor:
+    if isinstance(tangent, Kronecker):
+        a, g = tangent.inputs().to(directions.dtype), tangent.grads().to(directions.dtype)
+        parts = slices(len(g), math.prod((g.shape[1], *directions.shape[1:])), g)
+        return torch.cat([outer(a[some], g[some]).flatten(2) @ directions.flatten(1).T for some in parts])
     rows, examples, values = tangent.aggregate()
-    n, c = tangent.index.shape[0], tangent.grads.shape[1]
     values = raised(values).to(directions.dtype)  # (u, c, d)
-    found = values.new_zeros(n, c, len(directions))
-    step = max(1, CHUNK_NUMBERS["cuda" if values.is_cuda else "cpu"] // (len(directions) * values.shape[2]))
-    for low in range(0, len(rows), step):
-        part = slice(low, low + step)
-        products = torch.einsum("ucd,qud->ucq", values[part], directions[:, rows[part]])
-        found.index_add_(0, examples[part], products)
+    found = values.new_zeros(len(tangent.index), values.shape[1], len(directions))
+    for some in slices(len(rows), len(directions) * values.shape[2], values):
+        products = torch.einsum("ucd,qud->ucq", values[some], directions[:, rows[some]])
+        found.index_add_(0, examples[some], products)
     return found
 
 
@@ -367,7 +328,7 @@ class OuterProducts:
         outer = [one for one in tangents if isinstance(one, Kronecker)]
         a = torch.cat([raised(one.inputs()).flatten(1) for one in outer]).to(dtype)
         g = torch.cat([raised(one.grads()).flatten(2) for one in outer]).to(dtype)
-        return cls(a, *_split(a, basis.inputs), *_split(g, basis.outputs, basis.complement))
+        return cls(a, *_split(a, basis.inputs), *_split(g, basis.outputs, basis.output_complement))
 
 
 def _split(rows: Tensor, basis: Tensor | None, complement: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -387,19 +348,18 @@ class Directions:
     basis: Basis
     damped: DiagonalMoments  # s + lambda
     dtype: torch.dtype
-    own: OuterProducts | None  # the gradients, where all of them are outer products
-
-    @classmethod
-    def of(cls, tangents: Sequence[Tangent], basis: Basis, damped: DiagonalMoments, dtype: torch.dtype) -> Directions:
-        """Solve nothing yet: the cheaper form depends on the other gradients."""
-        factored = all(is_outer_product(tangent) for tangent in tangents)
-        return cls(tangents, basis, damped, dtype, OuterProducts.of(tangents, basis, dtype) if factored else None)
 
     def align(self, tangent: Tangent) -> Tensor:
         """Inner products with the gradients of n examples for c cotangents: (n, c, m k)."""
-        if self.own is None or not is_outer_product(tangent):
+        if self._own is None or not is_outer_product(tangent):
             return align(tangent, self._matrices)
-        return self._align_outer(OuterProducts.of([tangent], self.basis, self.dtype), self.own)
+        return self._align_outer(OuterProducts.of([tangent], self.basis, self.dtype), self._own)
+
+    @cached_property
+    def _own(self) -> OuterProducts | None:
+        """The gradients, if all of them are outer products."""
+        factored = all(is_outer_product(tangent) for tangent in self.tangents)
+        return OuterProducts.of(self.tangents, self.basis, self.dtype) if factored else None
 
     @cached_property
     def _matrices(self) -> Tensor:
@@ -409,9 +369,9 @@ class Directions:
 
     @cached_property
     def _solved(self) -> Tensor:
-        """(m, y, x) layer inputs in the basis, divided by s + lambda."""
-        assert self.own is not None
-        return self.own.a_inside.unsqueeze(1) / self.damped.inside[0].to(self.dtype)
+        """(m y, x) layer inputs in the basis, divided by s + lambda."""
+        assert self._own is not None
+        return (self._own.a_inside.unsqueeze(1) / self.damped.inside[0].to(self.dtype)).flatten(0, 1)
 
     def _align_outer(self, others: OuterProducts, own: OuterProducts) -> Tensor:
         """For every pair, sum_y g_y g'_y B_y with B = sum_x a_x a'_x / (s + lambda); one weight for the part outside.
@@ -426,7 +386,7 @@ class Directions:
         found = own.a.new_empty(n, c, m * k)
         for low in range(0, n, many):
             here = slice(low, min(low + many, n))
-            scales = (others.a_inside[here] @ self._solved.flatten(0, 1).T).unflatten(1, (m, y))
+            scales = (others.a_inside[here] @ self._solved.T).unflatten(1, (m, y))
             if weight:
                 scales += (weight * others.a_outside[here] @ own.a_outside.T).unsqueeze(2)
             pieces = zip(*(one.split(few) for one in (scales, others.g_inside[here], found[here])), strict=True)
@@ -441,11 +401,11 @@ class Directions:
         return found
 
 
-def contract(tangents: Sequence[Tangent], directions: Sequence[Directions], m: int, k: int) -> Tensor:
+def contract(tangents: Sequence[Tangent], directions: Sequence[Directions], k: int) -> Tensor:
     """(m, k, n, c) inner products of the gradients of n examples with the directions of m inputs, over all blocks."""
     parts = (one.align(tangent) for tangent, one in zip(tangents, directions, strict=True))
     found = reduce(Tensor.add_, parts)  # (n, c, m k)
-    return found.reshape(*found.shape[:2], m, k).permute(2, 3, 0, 1)
+    return found.reshape(*found.shape[:2], -1, k).permute(2, 3, 0, 1)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.curvature.rotation import CHUNK_NUMBERS, Basis, Factored, Full, Rotated, Sparse, Weights, times
+from whence.curvature.rotation import Basis, Factored, Full, Rotated, Sparse, Weights, slices, times
 
 
 def leading(basis: Basis, size: int | None) -> Basis | None:
@@ -86,10 +86,8 @@ class TwoBasisWeights(Weights):
     def _solve(self, rotated: Rotated) -> Iterator[Full]:
         """Yield chunks of R^T (phi / (s + lambda)), phi in coordinates of U, as (n, c, e, j, q): sides swapped."""
         given, inverse = leading_part(rotated, self.rotation.shape), self.solved
-        c = (given.g if isinstance(given, Factored) else given.values).shape[1]
-        step = max(1, CHUNK_NUMBERS["cuda" if inverse.is_cuda else "cpu"] // (c * inverse.numel()))
-        for low in range(0, given.examples, step):
-            part = slice(low, low + step)
+        n, c = (given.g if isinstance(given, Factored) else given.values).shape[:2]
+        for part in slices(n, c * inverse.numel(), inverse):
             if isinstance(given, Full):
                 moved = _swapped(given.matrices()[part] * inverse, self.rotation)
             else:  # the product over inputs serves all cotangents: (n, e, j, i) times (e, i, o)

@@ -254,7 +254,11 @@ class Factor(ABC):
 
     def total(self, g: Tensor) -> Tensor:
         """sum_n sum_t g_t a_t^T for inputs a (n, e, t, i) and gradients (n, e, t, o): (e, o, i)."""
-        return torch.einsum("neto,neti->eoi", g, self.tensor().to(g.dtype))
+        a = self.tensor().to(g.dtype)
+        if is_transposed_in_memory(a) and g.shape[3] <= g.shape[2]:  # copying many positions would take longer
+            return (g.mT @ a).sum(0)
+        left, right = (one.transpose(0, 1).flatten(1, 2) for one in (g, a))  # (e, n t, ...)
+        return left.mT @ right
 
     def every(self, step: int) -> Factor:
         """The factor of every `step`-th example."""

@@ -171,7 +171,7 @@ def test_coarse_views(order: str, kept: tuple[int, int], monkeypatch: pytest.Mon
             return rotation.BasisView(tangent, basis, True, coarse=coarse)
 
         mixed = torch.cat([one.matrices() for _, one in view().mixed(mixing.to(dtype))])
-        along = view().along(step.to(dtype) if view().basis.outside else basis.into(step.to(dtype)))
+        along = rotation.along(view().tangent, step.to(dtype))
         total = rotation.total(tangent, 1e-6 * mixing[..., 0].to(dtype))
         return [sums.grams(view()), sums.variances(view()), mixed, along, total]
 
@@ -202,7 +202,7 @@ def test_inputs_of_some_examples_stand_for_all() -> None:
     block = gradients.Block("w", ("w",), ((3, 4),), "kronecker")
     a, g = torch.randn(10, 1, 50, 4), torch.randn(10, 1, 1, 50, 3)
     tangent = gradients.Kronecker(block, gradients.Whole(a), gradients.Whole(g))
-    some, every = (kronecker.Factors.empty(block, a.device) for _ in range(2))
+    some, every = (kronecker.Factors(block, a.device) for _ in range(2))
     some.add(tangent, step=4)
     every.add(tangent)
     wanted = 10 / 3 * torch.einsum("neti,netj->eij", a[::4].double(), a[::4].double())

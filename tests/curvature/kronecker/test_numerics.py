@@ -147,7 +147,7 @@ def one_by_one(rows: Tensor) -> Tensor:
 def test_sums_over_a_million_examples_keep_small_eigenvalues(batch: int) -> None:
     inputs = spread_out(1e-3)
     block = Block("fc", ("fc.weight",), ((2, 4),), "kronecker")
-    factors = Factors.empty(block, torch.device("cpu"))
+    factors = Factors(block, torch.device("cpu"))
     for a in inputs.split(batch):
         factors.add(Kronecker(block, Whole(a[:, None, None]), Whole(torch.ones(len(a), 1, 1, 1, 2))))
     assert factors.positions == len(inputs)
