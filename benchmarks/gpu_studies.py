@@ -77,15 +77,18 @@ def disentanglement(seed: int) -> Study:
 
 STUDIES: dict[str, list[Study]] = {
     "verdicts": [
-        verdicts("cifar-10", range(370, 375), 45),
-        verdicts("cifar-10, ViT", range(370, 375), 50),
-        verdicts("fashion-mnist", range(370, 375), 5),
-        verdicts("cifar-10, squared error", range(370, 375), 45),
+        verdicts("cifar-10", range(380, 383), 35),
+        verdicts("cifar-10, ViT", range(380, 383), 35),
+        verdicts("cifar-10", range(383, 385), 35),
+        verdicts("cifar-10, ViT", range(383, 385), 35),
+        verdicts("fashion-mnist", range(380, 385), 5),
+        verdicts("cifar-10, squared error", range(380, 383), 35),
+        verdicts("cifar-10, squared error", range(383, 385), 35),
     ],
     "people": [
-        people("aggregate", 311, 5, 150),
-        people("worst", 311, 5, 150),
-        *(people(labels, seed, 0, 60) for seed in (312, 313) for labels in ("aggregate", "worst")),
+        *(people(labels, seed, 0, 60) for seed in (321, 322, 323) for labels in ("aggregate", "worst")),
+        people("aggregate", 321, 5, 150),
+        people("worst", 321, 5, 150),
     ],
     "disentanglement": [disentanglement(seed) for seed in range(5)],
     "datamodeling": [

@@ -34,10 +34,10 @@ MEMBERS, RATE, PASSES = 5, 0.3, 50
 """Of the ensemble; dropped units and forward passes of MC dropout."""
 METHODS = ("whence", "deep ensemble", "MC dropout")
 PAIRS: dict[str, tuple[str, str, str]] = {
-    "whence: supported noise, leverage before training": ("whence", "supported noise", "untrained leverage"),
+    "whence: supported noise, leverage before training": ("whence", "supported noise", "leverage"),
     "whence: supported noise, Ho": ("whence", "supported noise", "Ho"),
     "whence: supported noise, HeC3": ("whence", "supported noise", "HeC3"),
-    "whence: noise, leverage": ("whence", "noise", "leverage"),
+    "whence: noise, leverage before training": ("whence", "noise", "leverage"),
     "whence: noise, scarcity": ("whence", "noise", "scarcity"),
     "network's entropy, Ho": ("whence", "entropy", "Ho"),
     f"deep ensemble of {MEMBERS}": ("deep ensemble", "expected entropy", "mutual information"),
@@ -70,14 +70,12 @@ def chosen(settings: Settings) -> list[tuple[str, Case]]:
     return found
 
 
-def looked_at(
-    case: Case, learn: Train, data: Data, inputs: torch.Tensor, seed: int, before: float | None
-) -> dict[str, Found]:
+def looked_at(case: Case, learn: Train, data: Data, inputs: torch.Tensor, seed: int) -> dict[str, Found]:
     """What every method says after training on some data; seconds are printed as progress."""
     recipe = Recipe(lambda: case.make(case.classes), learn, data, "categorical", seed)
     work: dict[str, Callable[[], object]] = {
         "first network": recipe.network,
-        "whence": lambda: traced(recipe.network(), data, inputs, case.structure, before),
+        "whence": lambda: traced(recipe.network(), data, inputs, case.structure),
         "deep ensemble": lambda: sampled(DeepEnsemble(MEMBERS).fit(recipe), inputs),
         "MC dropout": lambda: sampled(MCDropout(RATE, PASSES).fit(recipe), inputs),
     }
@@ -96,7 +94,6 @@ def curves(
     case: Case, learn: Train, known: Data, asked: Data, seed: int, kind: str, grid: Sequence[float]
 ) -> dict[str, Curve]:
     """One of the two experiments, for every method."""
-    before = None
     accuracy: dict[str, list[float]] = {name: [] for name in METHODS}
     measures: dict[str, dict[str, list[float]]] = {name: {} for name in METHODS}
     for place, share in enumerate(grid):
@@ -108,9 +105,7 @@ def curves(
             draw = torch.Generator().manual_seed(1000 * (seed + 1) + place)
             labels = shuffled(known.targets.cpu(), share, draw).to(known.inputs.device)
             data, answers = Data(known.inputs, labels), shuffled(asked.targets.cpu(), share, draw)
-        each = looked_at(case, learn, data, asked.inputs, seed, before)
-        if kind != "size":
-            before = each["whence"].measures["untrained leverage"]  # which no label enters
+        each = looked_at(case, learn, data, asked.inputs, seed)
         for name, found in each.items():
             accuracy[name].append(float((found.predicted == answers).double().mean()))
             for measure, value in found.measures.items():

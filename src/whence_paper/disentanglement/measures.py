@@ -15,6 +15,9 @@ from whence_paper.baselines.base import Data, Sampled
 MEMORY = 24 * 2**30
 """Bytes of a GPU that a fit may take, so that several runs share it."""
 
+GRADIENTS = 20
+"""Number of training examples whose gradients give the ridge of the leverages."""
+
 
 def at_once(inputs: Tensor) -> int:
     """Examples in one batch of a fit: on a GPU few batches, since the CPU starts every operation."""
@@ -86,41 +89,67 @@ def explained(network: nn.Module, data: Data, inputs: Tensor, **settings: Any) -
     return tracer.explain(list(inputs.split(at_once(inputs))))
 
 
-def untrained_leverage(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> float:
-    """Mean leverage of test points before training. No label enters: it is the same however labels are shuffled."""
-    found = explained(untrained(network), data, inputs, structure=structure, ridge=1.0)
-    return float(found.leverage.mean())
+def leverages(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> Tensor:
+    """(m,) leverages 1 / (1 + c) of inputs, where c is the number of training examples like each. No label enters.
+
+    Gradients of all outputs are compared as for squared error, which has no Hessian. The ridge is the mean squared
+    gradient of a training example, so that c examples with the same gradient have c times its weight.
+    """
+    targets = torch.zeros_like(network(data.inputs[:1]).detach()).expand(len(data.inputs), -1)
+    squares = [_squared_gradient(network, row.unsqueeze(0)) for row in data.inputs[:GRADIENTS]]
+    size = at_once(data.inputs)
+    tracer = whence.fit(
+        network,
+        list(zip(data.inputs.split(size), targets.split(size), strict=True)),
+        likelihood="gaussian",
+        noise=1.0,
+        ridge=sum(squares) / len(squares),
+        structure=structure,
+        progress=False,
+        execution=whence.Execution(max_memory=MEMORY if data.inputs.is_cuda else None),
+    )
+    found = [tracer.predict(some).laplace.mean(1) for some in inputs.split(size)]
+    posterior = torch.cat(found).cpu()
+    return posterior / (1 + posterior)
 
 
-def traced(network: nn.Module, data: Data, inputs: Tensor, structure: str, before: float | None = None) -> Found:
+def _squared_gradient(network: nn.Module, row: Tensor) -> float:
+    """Of an output, the mean over the outputs."""
+    outputs = network(row).squeeze(0)
+    weights = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    total = 0.0
+    for one in outputs:
+        total += sum(float(part.square().sum()) for part in torch.autograd.grad(one, weights, retain_graph=True))
+    return total / len(outputs)
+
+
+def traced(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> Found:
     """Of one network by `whence`.
 
     "supported noise" is the disagreement times one minus the leverage. With c training examples like an input, its
     leverage is 1 / (1 + c); of the variance of a new label, a Dirichlet distribution with c counts leaves 1 / (1 + c)
-    to ignorance and c / (1 + c) to noise. "untrained leverage" is the leverage of the same network before training: it
-    has seen no labels, so that shuffled labels cannot change it.
+    to ignorance and c / (1 + c) to noise. "leverage" is that of the same network before training: it has seen no
+    labels, so that shuffled labels cannot change it.
 
     Args:
         network: trained, in evaluation mode.
         data: what it was trained on.
         inputs: test points.
         structure: of the fit.
-        before: `untrained_leverage` of the same inputs, where it is known.
     """
     found = explained(network, data, inputs, structure=structure)
     with torch.no_grad():
         outputs = torch.cat([network(some) for some in inputs.split(at_once(inputs))]).double()
-    if before is None:
-        before = untrained_leverage(network, data, inputs, structure)
+    before = leverages(untrained(network), data, inputs, structure)
     measures = {
         "entropy": entropy(outputs.softmax(1)),
         "noise": found.noise,
         "disagreement": found.disagreement,
-        "supported noise": found.disagreement * (1 - found.leverage),
-        "leverage": found.leverage,
+        "supported noise": found.disagreement.cpu() * (1 - before),
+        "leverage": before,
         "scarcity": found.scarcity,
         "Ho": found.ho,
         "HeC3": found.hec3,
     }
     means = {name: float(values.mean()) for name, values in measures.items()}
-    return Found(outputs.argmax(1).cpu(), {**means, "untrained leverage": before})
+    return Found(outputs.argmax(1).cpu(), means)
