@@ -102,14 +102,13 @@ def leverages(network: nn.Module, data: Data, inputs: Tensor, structure: str) ->
         network,
         list(zip(data.inputs.split(size), targets.split(size), strict=True)),
         likelihood="gaussian",
-        noise=1.0,
         ridge=sum(squares) / len(squares),
         structure=structure,
         progress=False,
         execution=whence.Execution(max_memory=MEMORY if data.inputs.is_cuda else None),
     )
-    found = [tracer.predict(some).laplace.mean(1) for some in inputs.split(size)]
-    posterior = torch.cat(found).cpu()
+    found = [tracer.predict(some).laplace / tracer.sigma**2 for some in inputs.split(size)]
+    posterior = torch.cat(found).mean(1).cpu()
     return posterior / (1 + posterior)
 
 
