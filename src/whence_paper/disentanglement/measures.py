@@ -107,7 +107,7 @@ def leverages(network: nn.Module, data: Data, inputs: Tensor, structure: str) ->
         progress=False,
         execution=whence.Execution(max_memory=MEMORY if data.inputs.is_cuda else None),
     )
-    found = [tracer.predict(some).laplace / tracer.sigma**2 for some in inputs.split(size)]
+    found = [tracer.predict(some).laplace / tracer.sigma.diagonal().mean() for some in inputs.split(size)]
     posterior = torch.cat(found).mean(1).cpu()
     return posterior / (1 + posterior)
 
