@@ -158,8 +158,9 @@ def test_noise_is_found_where_it_is(regression: Run) -> None:
     towns = houses()["town"]
     ratio = np.array([float(row["ratio"]) for row in regression.rows])
     assert np.median(ratio[towns == "loud"]) > 1.5 * np.median(ratio[towns == "quiet"])
-    noisy = np.array(["noisy" in row["verdict"] or row["verdict"] == "both" for row in regression.rows])
-    assert noisy[towns == "loud"].mean() > noisy[towns == "quiet"].mean()
+    # more than half of all rows are in the loud town, so that its noise is not far above the average
+    noise = np.array([float(row["noise"]) for row in regression.rows])
+    assert np.median(noise[towns == "loud"]) > 1.3 * np.median(noise[towns == "quiet"])
 
 
 def test_named_rows_are_training_rows(regression: Run) -> None:

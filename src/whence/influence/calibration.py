@@ -95,8 +95,9 @@ class Typical:
 
     Examples:
         >>> values, answers = torch.tensor([1.0, 1.0, 1.0]).exp(), torch.tensor([0, 0, 1])
-        >>> Typical.of(values, answers, torch.tensor([True, True, True])).excess(values**2, answers)
-        tensor([1., 1., 1.])
+        >>> found = Typical.of(values, answers, torch.tensor([True, True, True]))
+        >>> found.logs, found.spread, found.excess(values * 1.1, answers)
+        (tensor([1., 1.]), 0.05, tensor([1.9062, 1.9062, 1.9062]))
     """
 
     logs: Tensor  # (k,) typical logarithm for each answer

@@ -35,7 +35,7 @@ from whence.jacobian.views import OutputView
 from whence.linalg import eigh, largest, solve_lower
 from whence.runtime.execution import partial_data_error
 
-COMPARED = 1500
+COMPARED = 1200
 """Number of training examples, evenly spaced, that inputs are compared with."""
 
 NEAREST, CANDIDATES = 5, 10
@@ -99,7 +99,7 @@ def outputs_and_layers(fitted: Fitted, inputs: Inputs, names: Sequence[str] | No
             hook.remove()
     if isinstance(network.model, LeafSum):
         leaves = inputs["leaves"]
-        return outputs, {"leaves": leaves[:, evenly_spaced(torch.arange(leaves.shape[1]), MOST_TREES)]}
+        return outputs, {"leaves": leaves[:, evenly_spaced(torch.arange(leaves.shape[1], device=leaves.device), MOST_TREES)]}
     layers = {name: given for name, given in found.items() if len(given) == len(outputs)}
     return outputs, layers or {OUTPUTS: mean_over_positions(outputs, -1)}
 
@@ -161,7 +161,7 @@ class LayerView(View):
     @classmethod
     def of(cls, layers: Mapping[str, Whitened], weights: Mapping[str, float], known: Layers) -> LayerView:
         """From whitened layers, their weights, and the inputs of the layers for the training examples."""
-        view = cls(layers, {name: weight**0.5 for name, weight in weights.items()}, torch.empty(0))
+        view = cls(layers, {name: weight**0.5 for name, weight in weights.items()}, next(iter(known.values())))
         return cls(view.layers, view.roots, view.rows(known))
 
     def rows(self, layers: Layers) -> Tensor:
@@ -360,7 +360,7 @@ def joined_layers(parts: Sequence[Layers]) -> dict[str, Tensor]:
     names = [name for name in names if len({part[name].shape[1] for part in parts}) == 1]
     joined = {name: torch.cat([part[name] for part in parts]) for name in names}
     names = [name for name, given in joined.items() if bool(torch.isfinite(given).all())]
-    places = evenly_spaced(torch.arange(len(names)), MOST_LAYERS).tolist()
+    places = evenly_spaced(torch.arange(len(names), device="cpu"), MOST_LAYERS).tolist()
     return {names[at]: joined[names[at]] for at in places}
 
 
