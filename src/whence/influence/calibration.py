@@ -45,6 +45,10 @@ LEAST_ORDINARY = 19
 """Least number of examples around which labels agree, to compare scarcity with these alone: fewer could not show that
 less than 5 % have a higher one."""
 
+RARE, RARE_SHARE = 20, 0.2
+"""A class is rare if fewer training examples have its label than the first number, and than this share of the median of
+the classes."""
+
 MANY_LABELS = 50
 """Errors of other models on an example count if its class has more examples than this."""
 
@@ -137,8 +141,9 @@ class Calibration:
     noise if the network has not memorised their labels. For memorised labels they are too small. So the share of the
     nearest other examples that have another label replaces the square if it is larger by two standard errors: both
     measure how often two labels differ. If other models predicted the example without having seen it
-    (`Fitted.held_out`), and its class has more than 50 examples, the square is that of their error. Around an input the
-    squares are averaged with the weights w of `Neighbours.weights`. An average is shrunk towards that of the whole data
+    (`Fitted.held_out`), and its class has more than 50 examples, the square is that of their error. A label that hardly
+    any other example has does not count: the others cannot predict it. Around an input the squares are averaged with
+    the weights w of `Neighbours.weights`. An average is shrunk towards that of the whole data
     set. This is corrected by a centered isotonic regression of the squares of training examples on the averages around
     them.
 
@@ -164,6 +169,7 @@ class Calibration:
         distance: typical distances.
         local: typical distances relative to those of the nearest training examples.
         ordinary: scores of ordinary training examples, as returned by `remoteness`, ascending.
+        rare: (k,) whether hardly any training example has the label of a class; `None` without such labels.
         codes: target values for other classes and for the class itself; `None` without classes, where squares do not
             measure how often two labels differ.
         unit: unit of the residuals of a regression; squares are in its square.
@@ -180,6 +186,7 @@ class Calibration:
     distance: Typical
     local: Typical
     ordinary: Tensor
+    rare: Tensor | None
     codes: tuple[float, float] | None
     unit: float = 1.0
     notes: tuple[str, ...] = ()
@@ -199,7 +206,7 @@ class Calibration:
         unit = 1.0 if codes is not None or largest_residual == 0 else largest_residual
         squares = squared_residuals(fitted, codes, unit)[index]
         near = neighbours.nearest[:, : neighbours.count]
-        labels = class_labels(fitted, codes)
+        labels, rare = class_labels(fitted, codes), None
         if labels is not None:
             shares, errors = (some.to(squares) for some in disagreement(near, labels[index]))
             squares = torch.where(shares - 2.0 * errors > squares, shares, squares)
@@ -207,11 +214,11 @@ class Calibration:
                 held_out = fitted.held_out.to(squares)[index]
                 many = torch.bincount(labels[fitted.counted])[labels[index]] > MANY_LABELS
                 squares = torch.where(held_out.isfinite() & many, held_out, squares)
+            rare = rare_classes(labels[fitted.counted])
+            squares = squares.masked_fill(rare[labels[index]], 0.0)
         itself = torch.arange(len(index), device=index.device)
-        average = (
-            neighbours.weights(neighbours.around.similarities(neighbours.around.known), itself).to(squares) @ squares
-        )
-        average = average if len(index) > 1 else squares
+        weights = neighbours.weights(neighbours.around.similarities(neighbours.around.known), itself).to(squares)
+        average = weights @ squares if len(index) > 1 else squares
         nearby = Expected.of(average, squares)
         expected = nearby.at(average)
         limit = limit_for_classes(squares) if codes is not None else NOISIER_TARGETS * float(squares.mean())
@@ -242,6 +249,7 @@ class Calibration:
             distance=distance,
             local=local,
             ordinary=squares,
+            rare=rare,
             codes=codes,
             unit=unit,
             notes=notes,
@@ -286,6 +294,13 @@ class Calibration:
         relative = distances / average_of(self.distances, near).to(distances)
         return found + BESIDE * self.local.excess(relative, None)
 
+    def has_rare_answer(self, answers: Tensor | None, m: int) -> Tensor:
+        """(m,) whether hardly any training example has the predicted class (m,) as its label."""
+        if answers is None or self.rare is None:
+            return torch.zeros(m, dtype=torch.bool, device=self.squares.device)
+        unseen = self.rare.new_ones(max(0, int(answers.max()) + 1 - len(self.rare)) if m else 0)
+        return torch.cat([self.rare, unseen])[answers]
+
     def scarcity(self, remote: Tensor) -> Tensor:
         """(m,) the same in units of the typical distance."""
         return (self.distance.spread * remote).exp()
@@ -327,6 +342,18 @@ def disagreement(near: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     number = available.squeeze(1).clamp_min(1)
     share = others.sum(1) / number
     return share, (share * (1.0 - share) / number).sqrt()
+
+
+def rare_classes(labels: Tensor) -> Tensor:
+    """(k,) whether classes have few of the labels (n,), in number and beside the other classes.
+
+    Examples:
+        >>> rare_classes(torch.tensor([0] * 90 + [1] * 80 + [2] * 5))
+        tensor([False, False,  True])
+    """
+    counts = torch.bincount(labels)
+    usual = counts[counts > 0].double().median() if len(labels) else 0.0
+    return (counts < RARE) & (counts < RARE_SHARE * usual)
 
 
 def limit_for_classes(values: Tensor) -> float:

@@ -66,6 +66,8 @@ class Explanation(Shown):
             the same everywhere.
         scarcity_p: (m,) share of ordinary training examples whose scarcity, each left out, is at least as large.
         probability: (m,) the network's probability for its own answer, the predicted class; `nan` for regression.
+        rare: (m,) whether hardly any training example has the predicted class as its label: fewer than 20, and fewer
+            than a fifth of the median of the classes.
         ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ; `nan` for
             regression.
         ratio: (m,) HeC3 / Ho.
@@ -98,6 +100,7 @@ class Explanation(Shown):
     noise_p: Tensor
     scarcity_p: Tensor
     probability: Tensor
+    rare: Tensor
     ambiguity: Tensor
     ratio: Tensor
     ho: Tensor
@@ -133,10 +136,10 @@ class Explanation(Shown):
         """(m,) whether the input is further from the training examples than ordinary ones are from each other.
 
         If labels are noisy too, scarcity must reach twice the limit. A prediction that the model itself is undecided
-        about, although the labels nearby agree, is also scarce.
+        about, although the labels nearby agree, is also scarce, and so is that of a rare class.
         """
         beside = ~self.noisy | (self.scarcity >= BESIDE_NOISE * self.scarcity_limit)
-        return self._scarcity_found & beside | self.undecided
+        return self._scarcity_found & beside | self.undecided | (self.rare & ~self.noisy)
 
     @property
     def _noise_found(self) -> Tensor:
@@ -172,6 +175,8 @@ class Explanation(Shown):
             f"{around} ({limit}; by chance in {percent(chance)} of cases){further}; its scarcity is {scarcity:.2g} "
             f"(1 is ordinary), which {percent(share)} of ordinary training examples reach"
         )
+        if bool(self.rare[number]):
+            words += "; hardly any training example has this label"
         if bool(self.undecided[number]):
             words += (
                 "; the model itself is undecided: it gives its answer a probability of "
@@ -254,7 +259,8 @@ def explain(
     average, effective, distances, candidates, check, near = _surroundings(calibration, layers, top, examples)
     square = calibration.calibrated(average)
     noise = calibration.noise(square, ambiguity)
-    remote = calibration.remoteness(distances, candidates, predicted_classes(fitted, outputs, calibration.codes))
+    answers = predicted_classes(fitted, outputs, calibration.codes)
+    remote = calibration.remoteness(distances, candidates, answers)
     return Explanation(
         level=level,
         noise=noise,
@@ -263,6 +269,7 @@ def explain(
         noise_p=calibration.noise_p(average, effective),
         scarcity_p=calibration.scarcity_p(remote),
         probability=probability,
+        rare=calibration.has_rare_answer(answers, len(probability)),
         ambiguity=ambiguity,
         ratio=divide(hec3, ho, 1.0),
         ho=ho,

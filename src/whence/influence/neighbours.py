@@ -99,7 +99,8 @@ def outputs_and_layers(fitted: Fitted, inputs: Inputs, names: Sequence[str] | No
             hook.remove()
     if isinstance(network.model, LeafSum):
         leaves = inputs["leaves"]
-        return outputs, {"leaves": leaves[:, evenly_spaced(torch.arange(leaves.shape[1], device=leaves.device), MOST_TREES)]}
+        trees = evenly_spaced(torch.arange(leaves.shape[1], device=leaves.device), MOST_TREES)
+        return outputs, {"leaves": leaves[:, trees]}
     layers = {name: given for name, given in found.items() if len(given) == len(outputs)}
     return outputs, layers or {OUTPUTS: mean_over_positions(outputs, -1)}
 
