@@ -86,9 +86,9 @@ STUDIES: dict[str, list[Study]] = {
         verdicts("cifar-10, squared error", range(383, 385), 35),
     ],
     "people": [
-        *(people(labels, seed, 0, 60) for seed in (321, 322, 323) for labels in ("aggregate", "worst")),
-        people("aggregate", 321, 5, 150),
-        people("worst", 321, 5, 150),
+        people("aggregate", 321, 5, 300),
+        people("worst", 321, 5, 300),
+        *(people(labels, seed, 0, 60) for seed in (322, 323) for labels in ("aggregate", "worst")),
     ],
     "disentanglement": [disentanglement(seed) for seed in range(5)],
     "datamodeling": [
