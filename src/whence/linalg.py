@@ -165,24 +165,11 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         >>> largest(torch.tensor([[0.5, float("nan"), 2.0]]), 2)[1].tolist()
         [[2, 0]]
     """
-    values, index = _partitioned(scores, count)
-    if not bool(values[..., :1].isnan().any()):  # a NaN would come first
-        return values, index
+    found = scores.topk(count, dim=-1)
+    if not bool(found.values[..., :1].isnan().any()):  # a NaN would come first
+        return found.values, found.indices
     index = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).topk(count, dim=-1).indices
     return scores.gather(-1, index), index
-
-
-FEW = 8  # up to this many, `topk` is as fast on a CPU as numpy's partition, which takes a fourth of the time for 70
-
-
-def _partitioned(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """As `topk` of the last axis."""
-    left = scores.shape[-1] - count
-    if scores.is_cuda or count <= FEW or left < count or scores.dtype not in (torch.float32, torch.float64):
-        return tuple(scores.topk(count, dim=-1))  # type: ignore[return-value]
-    some = torch.from_numpy(numpy.argpartition(scores.numpy(), left, axis=-1)[..., left:].copy())
-    values, order = scores.gather(-1, some).sort(dim=-1, descending=True)
-    return values, some.gather(-1, order)
 
 
 def eigenvectors(matrix: Tensor, where: str, notes: list[str]) -> tuple[Tensor, Tensor]:
