@@ -35,7 +35,7 @@ from whence.jacobian.views import OutputView
 from whence.linalg import eigh, largest, solve_lower
 from whence.runtime.execution import partial_data_error
 
-COMPARED = 1200
+COMPARED = 1000
 """Number of training examples, evenly spaced, that inputs are compared with."""
 
 NEAREST, CANDIDATES = 5, 10
