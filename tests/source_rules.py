@@ -40,7 +40,6 @@ GUESTS = {
     "whence.sklearn": "sklearn",
     "whence.integrations.lightning": "lightning",
     "whence.integrations.transformers": "transformers",
-    "whence.integrations.skorch": "skorch",
     "whence.jacobian.fused": "triton",
 }
 

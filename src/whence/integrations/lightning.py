@@ -24,18 +24,15 @@ NUMBERS = ("ridge", "degrees of freedom", "Newton change", "largest leverage", "
 class WhenceCallback(Callback):
     """Fits `whence` at the end of training, keeps the tracer, and logs some of its numbers.
 
-    Lightning moves the module off the training device. Before predictions, move it back and put it in evaluation mode:
-    `module.eval()`, then `callback.tracer.predict(x)`. With several processes the first one fits, and needs its own
-    `loader`, since each process sees only a part of the data.
+    Lightning moves the module off the training device: move it back and call `module.eval()` before you predict. With
+    several processes the first one fits, and needs its own `loader`, since each process sees only a part of the data.
 
     Args:
         likelihood: the loss of the training, as for `whence.fit`.
         structure: as for `whence.fit`.
-        ridge: lambda, "auto" or "loo", as for `whence.fit`. By default it corresponds to the optimiser's weight decay
-            for a mean loss (`whence.integrations.ridge_of` says over what); "auto" without a decay.
+        ridge: as for `whence.fit`; by default it corresponds to the optimiser's weight decay for a mean loss.
         loader: yields the training batches as (inputs, targets); by default the one that Lightning trained with.
-        network: selects the part of the module that maps inputs to outputs; by default the module itself, by its
-            `forward`.
+        network: selects the part of the module that maps inputs to outputs; by default the module itself.
         options: other options of `whence.fit`.
 
     Attributes:
@@ -67,11 +64,12 @@ class WhenceCallback(Callback):
         model = pl_module if self.network is None else self.network(pl_module)
         with preserved(model):
             model.eval()
-            decay = decay_of(trainer.optimizers)
-            ridge = ridge_of(decay, loader, self.likelihood, model) if self.ridge is None else self.ridge
-            execution = by_one_process(self.options.get("execution"))  # the other processes do not take part
-            options = {**self.options, "execution": execution}
-            self.tracer = fit(model, loader, self.likelihood, self.structure, ridge=ridge, **options)
+            ridge = self.ridge
+            if ridge is None:
+                ridge = ridge_of(decay_of(trainer.optimizers), loader, self.likelihood, model)
+            # the other processes do not take part
+            options = {**self.options, "ridge": ridge, "execution": by_one_process(self.options.get("execution"))}
+            self.tracer = fit(model, loader, self.likelihood, self.structure, **options)
         self.logged = {f"whence/{name.replace(' ', '_')}": float(self.tracer.diagnostics[name]) for name in NUMBERS}
         self.logged["whence/noise"] = float(self.tracer.sigma.diagonal().mean().sqrt())
         for logger in trainer.loggers:

@@ -31,18 +31,15 @@ def fit_trainer(
     """Fit `whence` to a trainer's model and training data.
 
     The data are read in order, with the trainer's collator and batch size for evaluation. The model is left in
-    evaluation mode, which predictions need; `trainer.train()` changes it back itself. Predict with
-    `tracer.predict(trainer.get_eval_dataloader(dataset))`.
-
-    For a large text model `parameters="last_layer"` or "classifier.*" is best: `structure="exact"` computes the
-    gradients of attention layers one example after the other.
+    evaluation mode. Predict with `tracer.predict(trainer.get_eval_dataloader(dataset))`. For a large text model use
+    `structure="core"`, or `parameters="classifier.*"`: "exact" computes the gradients of attention layers one example
+    after the other.
 
     Args:
         trainer: after training.
         likelihood: as for `whence.fit`; by default derived from `config.problem_type` and `config.num_labels`.
         structure: as for `whence.fit`.
-        ridge: lambda, "auto" or "loo", as for `whence.fit`. By default it corresponds to `args.weight_decay`, for a
-            mean over examples, or over the tokens whose label is not -100; "auto" without a weight decay.
+        ridge: as for `whence.fit`; by default it corresponds to `args.weight_decay` for a mean loss.
         options: other options of `whence.fit`, such as `parameters`.
     """
     model = trainer.model
