@@ -532,7 +532,7 @@ class Tracer(Fitted):
             table: the same for rows of a table: a data frame, a dict of columns, or an array.
             **options: `ids` (a name for each prediction, or a pair of such lists for predictions and training
                 examples), `title`, `about` (paragraphs below the answer), `sections` (your own parts, see
-                `whence.report`), `trust` (the result of `Tracer.trust`), `level` (of the verdicts, 0.95), `examples`
+                `docs/report.md`), `trust` (the result of `Tracer.trust`), `level` (of the verdicts, 0.95), `examples`
                 (as for `explain`) and `traced` (how many predictions to trace to training examples, 500).
 
         Returns:
