@@ -40,7 +40,7 @@ from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
 from whence.jacobian.views import SelectedOutputs
 from whence.likelihoods import Likelihood
-from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, findings_table, join, without_padding
+from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, join, without_padding
 from whence.runtime.execution import asks_back
 from whence.trust import Trust, assess
 
@@ -253,7 +253,7 @@ class Tracer(Fitted):
         )
 
     def _table(self) -> Table:
-        return findings_table(self.diagnostics, repr(self))
+        return self.diagnostics.table(repr(self))
 
     def attribute(
         self, x: Any, top: int = 10, *, matrix: bool = False, positions: Positions | None = None, loss: bool = False

@@ -105,8 +105,6 @@ class Action:
     kind: Literal["label", "region"]
     at: int  # the training example, or the prediction
     benefit: float  # share of the variance of the traced predictions that it may remove
-    stands_for: int = 0  # for a region, how many scarce predictions are nearer to it than to the other regions
-    among: int = 0  # for a region, the number of scarce predictions
 
 
 def actions(fitted: Fitted, traced: Traced, contradicted: Tensor) -> list[Action]:
@@ -130,24 +128,10 @@ def regions_to_collect(fitted: Fitted, traced: Traced, most: int) -> list[Action
     if not len(scarce):
         return []
     pool = scarce[largest_first(traced.explanation.ho[scarce])[: max(1, POOL // fitted.problem.k)]].sort().values
-    chosen = traced.inputs.select(torch.searchsorted(traced.chosen, pool).tolist())
+    chosen = list(traced.inputs.select(torch.searchsorted(traced.chosen, pool).tolist()))
     batches = for_each_batch(fitted, chosen, lambda inputs, _: inputs)
     with using_model(fitted):
         found = label_first(fitted, batches, None, most)
-        products = torch.cat([fitted.bread.products(batch, batches) for batch in batches])  # (p, k, p, k)
-    picks = found.index.tolist()
-    nearest = _similarity(products)[:, picks].argmax(1)
-    members = torch.bincount(nearest.cpu(), minlength=len(picks)).tolist()
     total = float(traced.uncertainty.laplace.sum())
-    return [
-        Action("region", int(pool[pick]), score / total if total > 0 else 0.0, stands_for, len(pool))
-        for pick, score, stands_for in zip(picks, found.score.tolist(), members, strict=True)
-        if score > 0
-    ]
-
-
-def _similarity(products: Tensor) -> Tensor:
-    """(p, p) how strongly predictions vary together: the norm of their covariance over those of their variances."""
-    norms = products.square().sum((1, 3)).sqrt()
-    own = norms.diagonal().clamp_min(torch.finfo(norms.dtype).tiny).sqrt()
-    return norms / (own.unsqueeze(0) * own.unsqueeze(1))
+    pairs = zip(pool[found.index.cpu()].tolist(), found.score.tolist(), strict=True)
+    return [Action("region", at, score / total) for at, score in pairs if score > 0 and total > 0]
