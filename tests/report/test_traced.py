@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-import whence
 from report_examples import pictures, rows, texts
 from whence import Uncertainty
 from whence.report.task import Examples, TrainingLabels
@@ -75,17 +74,3 @@ def test_others_say_what_a_fit_without_the_example_says() -> None:
         gram = design[kept].T @ design[kept] + 0.5 * torch.eye(4, dtype=x.dtype)
         weights = torch.linalg.solve(gram, design[kept].T @ y[kept])
         torch.testing.assert_close(training.others[left], (design[left] @ weights).reshape(1))
-
-
-def test_what_the_others_say_is_a_refit_without_the_group(generator: torch.Generator) -> None:
-    x = torch.randn(24, 3, generator=generator, dtype=torch.float64)
-    y = x.sum(1, keepdim=True) + torch.randn(24, 1, generator=generator, dtype=torch.float64)
-    groups = torch.arange(24) // 4
-    model = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
-    tracer = whence.fit(model, [(x, y)], ridge=0.3, recenter=True, groups=groups, progress=False)
-    found = TrainingLabels.of(tracer, None).others
-    eye = 0.3 * torch.eye(3, dtype=torch.float64)
-    for group in range(6):
-        known, asked = x[groups != group], x[groups == group]
-        weights = torch.linalg.solve(known.T @ known + eye, known.T @ y[groups != group])
-        torch.testing.assert_close(found[groups == group], asked @ weights)

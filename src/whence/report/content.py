@@ -16,7 +16,7 @@ from whence.influence.training import WrongLabels, wrong_labels
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
 from whence.report.charts import charts
-from whence.report.inputs import View, as_pair, show_inputs
+from whence.report.inputs import as_pair, show_inputs
 from whence.report.task import UNKNOWN, Examples, Predictions, TrainingLabels, rows_of_trees
 from whence.report.traced import actions, trace
 from whence.trust import Trust, trust_of_fit
@@ -72,8 +72,7 @@ class Report:
         todo = actions(fitted, self.traced, self.training.contradicted)
         self.suspects = self.training.order[:SUSPECTS].tolist()  # training examples whose labels to doubt
         needed = [action.at for action in todo if action.kind == "label"] + self.suspects
-        view = View.of(*views, next(iter(self.traced.inputs))[0])
-        self.inputs = show_inputs(view, test_data, train_data, sizes, self.traced, needed)
+        self.inputs = show_inputs(views, test_data, train_data, sizes, self.traced, needed)
         impossible = self.inputs.impossible
         self.actions = [action for action in todo if action.kind == "label" or action.at not in impossible]
         self.wrong_labels = _wrong_labels(self.training, self.predictions, isinstance(model, LeafSum))

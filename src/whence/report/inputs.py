@@ -31,25 +31,6 @@ SMALL = 1400  # characters of an image that need not be made smaller
 
 
 @dataclass(frozen=True)
-class View:
-    """How to show inputs: as given, or by a function that makes images, texts or a table from a batch of them."""
-
-    form: Form
-    test: Any = None  # images, texts or a table of the test inputs, or the function
-    train: Any = None  # the same of the training inputs; `None` if they are not shown
-
-    @classmethod
-    def of(cls, images: Any, texts: Any, table: Any, first_batch: Any) -> View:
-        """From the arguments of a report; without any, from the shape of a batch of inputs."""
-        forms: dict[Form, Any] = {"image": images, "text": texts, "row": table}
-        given = [(form, view) for form, view in forms.items() if view is not None]
-        if len(given) > 1:
-            raise InputError("expected one of images, texts and table, got several. Choose how inputs are to be shown.")
-        form, view = given[0] if given else (_guess_form(first_batch), lambda inputs: inputs)
-        return cls(form, view, view) if callable(view) else cls(form, *as_pair(view))
-
-
-@dataclass(frozen=True)
 class ShownInputs:
     """All inputs that are shown: images (data URIs), texts, or rows.
 
@@ -69,54 +50,72 @@ def as_pair(given: Any) -> tuple[Any, Any]:
     return (given[0], given[1]) if pair else (given, None)
 
 
+def read_views(images: Any, texts: Any, table: Any, first_batch: Any) -> tuple[Form, Any, Any]:
+    """The form in which inputs are shown, and what shows test and training inputs: data, or a function of a batch."""
+    forms: dict[Form, Any] = {"image": images, "text": texts, "row": table}
+    given = [(form, view) for form, view in forms.items() if view is not None]
+    if len(given) > 1:
+        raise InputError("expected one of images, texts and table, got several. Choose how inputs are to be shown.")
+    form, view = given[0] if given else (_guess_form(first_batch), lambda inputs: inputs)
+    return (form, view, view) if callable(view) else (form, *as_pair(view))
+
+
 def show_inputs(
-    view: View, test: Examples, train: Examples, sizes: tuple[int, int], traced: Traced, first: list[int]
+    views: tuple[Any, Any, Any],
+    test: Examples,
+    train: Examples,
+    sizes: tuple[int, int],
+    traced: Traced,
+    first: list[int],
 ) -> ShownInputs:
     """The traced test inputs, the training examples `first`, and as many as fit of those behind the traced ones."""
+    form, test_view, train_view = read_views(*views, next(iter(traced.inputs))[0])
     behind = Counter([*traced.check.examples.flatten().tolist(), *traced.near.examples[:, :3].flatten().tolist()])
     examples = list(dict.fromkeys([*first, *(example for example, _ in behind.most_common())]))
     chosen = traced.chosen.tolist()
-    if view.form == "none":
+    if form == "none":
         return ShownInputs("none")
-    if view.form == "row":
-        return _show_rows(view, test, train, sizes, chosen, examples)
-    room = max(IMAGES - len(chosen), 0) if view.form == "image" else TEXTS
-    tests = _of_examples(view, view.test, test, chosen, sizes[0], "test")
-    trains = _of_examples(view, view.train, train, sorted(examples[:room]), sizes[1], "training")
-    shown = thumbnails(tests, trains) if view.form == "image" else [shortened(tests), shortened(trains)]
-    return ShownInputs(view.form, (), *shown)
+    if form == "row":
+        table, training = _frame(test_view, test, sizes[0], "test"), None
+        if train_view is not None and not isinstance(train_view, UsualValues):
+            training = _frame(train_view, train, sizes[1], "train")
+        usual = train_view or UsualValues({}) if training is None else UsualValues.of(training)
+        return _show_rows(usual, table, training, chosen, examples)
+    room = max(IMAGES - len(chosen), 0) if form == "image" else TEXTS
+    tests = _of_examples(form, test_view, test, chosen, sizes[0], "test")
+    trains = _of_examples(form, train_view, train, sorted(examples[:room]), sizes[1], "training")
+    shown = thumbnails(tests, trains) if form == "image" else [shortened(tests), shortened(trains)]
+    return ShownInputs(form, (), *shown)
 
 
 def _of_examples(
-    view: View, given: Any, source: Examples, wanted: Sequence[int], total: int, which: str
+    form: Form, view: Any, source: Examples, wanted: Sequence[int], total: int, which: str
 ) -> dict[int, Any]:
     """Images or texts of some examples, in ascending order; none if none were given."""
-    if given is None:
+    if view is None:
         return {}
-    if callable(given):
-        made = [one for inputs in source.select(wanted) for one in given(inputs)]
+    if callable(view):
+        made = [one for inputs in source.select(wanted) for one in view(inputs)]
         return dict(zip(wanted, made, strict=True))
-    if len(given) != total:
-        raise ShapeError(f"expected {total} {view.form}s, one for each {which} input, got {len(given)}.")
-    return {i: given[i] for i in wanted}
+    if len(view) != total:
+        raise ShapeError(f"expected {total} {form}s, one for each {which} input, got {len(view)}.")
+    return {i: view[i] for i in wanted}
 
 
 def _show_rows(
-    view: View, test: Examples, train: Examples, sizes: tuple[int, int], traced: list[int], examples: list[int]
+    usual: UsualValues,
+    table: pandas.DataFrame,
+    training: pandas.DataFrame | None,
+    traced: list[int],
+    examples: list[int],
 ) -> ShownInputs:
-    rows = _frame(view.test, test, sizes[0], "test")
-    most = CELLS // max(len(rows.columns), 1)
-    chosen = list(range(sizes[0])) if sizes[0] <= most else traced[:most]
-    trains: dict[int, Any] = {}
-    if view.train is None or isinstance(view.train, UsualValues):  # the training rows themselves are not known
-        usual = view.train or UsualValues({})
-    else:
-        training = _frame(view.train, train, sizes[1], "train")
-        usual = UsualValues.of(training)
-        trains = _cells(usual, training, examples[:most])
-    reasons = zip(chosen, usual.impossible(rows.iloc[chosen]), strict=True)
+    """All test rows, or the traced ones if they are many, and training rows if they are known."""
+    most = CELLS // max(len(table.columns), 1)
+    chosen = list(range(len(table))) if len(table) <= most else traced[:most]
+    reasons = zip(chosen, usual.impossible(table.iloc[chosen]), strict=True)
     impossible = {i: reason for i, reason in reasons if reason}
-    return ShownInputs("row", tuple(rows.columns), _cells(usual, rows, chosen), trains, impossible)
+    trains = {} if training is None else _cells(usual, training, examples[:most])
+    return ShownInputs("row", tuple(table.columns), _cells(usual, table, chosen), trains, impossible)
 
 
 def _frame(given: Any, source: Examples, total: int, which: str) -> pandas.DataFrame:

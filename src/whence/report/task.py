@@ -181,10 +181,7 @@ class TrainingLabels:
         problem = fitted.problem
         targets = torch.cat([batch.targets.cpu() for batch in problem.batches.read(None)])
         task = Task.of(problem.likelihood, problem.k, targets, names)
-        if problem.likelihood.name == "gaussian":  # without the whole group if groups are left out
-            others = problem.outputs + problem.unweighted(problem.residuals) - fitted.loo_residuals
-        else:
-            others = problem.outputs + change_without(fitted)
+        others = problem.outputs + change_without(fitted)
         suspicion = label_suspicion(fitted)
         return cls(task, task.read_targets(targets), others.cpu(), suspicion.score.cpu(), suspicion.order.cpu())
 
