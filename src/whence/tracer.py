@@ -433,7 +433,7 @@ class Tracer(Fitted):
     def trust(
         self, x: Any = None, sample: int = 16, seed: int = 0, *, tolerance: float = 0.02, seconds: float = 60.0
     ) -> Trust:
-        """Check how far to trust this fit: structure, optimum, linearization, lambda, each with a plain sentence.
+        """Check how far to trust this fit: structure, optimum, linearization, each with a plain sentence.
 
         For a sample of predictions, systems with the exact curvature are solved matrix-free; a solve costs some tens of
         times as much as the training gradients. Variances along one random mixture of each prediction's outputs are
