@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -132,17 +133,15 @@ class Report:
 
         Classes are the targets, or the answers if no target is known; the most uncertain class comes first.
         """
-        predictions = self.predictions
-        if predictions.task.kind != "classification":
-            return []
-        known = predictions.known is not None
+        predictions, known = self.predictions, self.predictions.known is not None
         classes = predictions.targets if known else predictions.answers
-        assert classes is not None
+        if predictions.task.kind != "classification" or classes is None:
+            return []
         rows = []
         for place, name in enumerate(predictions.task.names):
             here = classes == place
             if bool(here.any()):
-                wrong = float((~predictions.right[here]).double().mean()) if known else float("nan")
+                wrong = float((~predictions.right[here]).double().mean()) if known else math.nan
                 rows.append((name, _counts(self.verdicts[here]), wrong))
         return sorted(rows, key=lambda row: row[1][0] / sum(row[1]))
 

@@ -334,18 +334,15 @@ class Predictions:
         NaN if there are too many outputs to compute their covariances for this alone.
         """
         if not self.task.likelihood.has_classes:
-            variance = again.hec3 / (self.task.high - self.task.low) ** 2
+            deviation = again.hec3.sqrt() / (self.task.high - self.task.low)
         elif "hec3" in again.covariances:
-            variance = torch.diagonal(again.probability_covariance("hec3"), dim1=1, dim2=2)
+            deviation = again.probability_std()
         else:
             return torch.full((len(again),), float("nan"), device="cpu")
-        probabilities = self.task.probabilities(again.mean.cpu().double())
-        if self.task.kind == "multilabel":
-            column = torch.maximum(probabilities, 1.0 - probabilities).argmin(1)
-        else:
-            column = self.task.decide(probabilities).clamp_max(variance.shape[1] - 1)  # both classes share one output
-        deviation = variance.cpu().double().clamp_min(0.0).sqrt()
-        return QUANTILE * deviation.gather(1, column.unsqueeze(1)).squeeze(1)
+        p = self.task.probabilities(again.mean.cpu().double())
+        answer = torch.maximum(p, 1.0 - p).argmin(1) if self.task.kind == "multilabel" else self.task.decide(p)
+        column = answer.clamp_max(deviation.shape[1] - 1)  # both of two classes share one output
+        return QUANTILE * deviation.cpu().double().gather(1, column.unsqueeze(1)).squeeze(1)
 
 
 def _rows(targets: Tensor) -> Tensor:
