@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from whence.api import fit
-from whence.curvature import Structure
 from whence.errors import InputError
 from whence.integrations import decay_of, ridge_of
 from whence.likelihoods import Likelihood
@@ -29,11 +28,10 @@ class WhenceCallback(Callback):
 
     Args:
         likelihood: the loss of the training, as for `whence.fit`.
-        structure: as for `whence.fit`.
-        ridge: as for `whence.fit`; by default it corresponds to the optimiser's weight decay for a mean loss.
         loader: yields the training batches as (inputs, targets); by default the one that Lightning trained with.
         network: selects the part of the module that maps inputs to outputs; by default the module itself.
-        options: other options of `whence.fit`.
+        options: other options of `whence.fit`. By default the ridge corresponds to the optimiser's weight decay, for a
+            mean loss.
 
     Attributes:
         tracer: the fit; `None` before the end of training.
@@ -43,16 +41,13 @@ class WhenceCallback(Callback):
     def __init__(
         self,
         likelihood: str | Likelihood = "gaussian",
-        structure: str | Structure = "exact",
         *,
-        ridge: float | Literal["auto", "loo"] | None = None,
         loader: Iterable[Any] | None = None,
         network: Callable[[LightningModule], nn.Module] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        self.likelihood, self.structure, self.ridge = likelihood, structure, ridge
-        self.loader, self.network, self.options = loader, network, options
+        self.likelihood, self.loader, self.network, self.options = likelihood, loader, network, options
         self.tracer: Tracer | None = None
         self.logged: dict[str, float] = {}
 
@@ -62,14 +57,13 @@ class WhenceCallback(Callback):
             return
         loader = self._loader(trainer)
         model = pl_module if self.network is None else self.network(pl_module)
+        # the other processes do not take part
+        options = {**self.options, "execution": by_one_process(self.options.get("execution"))}
         with preserved(model):
             model.eval()
-            ridge = self.ridge
-            if ridge is None:
-                ridge = ridge_of(decay_of(trainer.optimizers), loader, self.likelihood, model)
-            # the other processes do not take part
-            options = {**self.options, "ridge": ridge, "execution": by_one_process(self.options.get("execution"))}
-            self.tracer = fit(model, loader, self.likelihood, self.structure, **options)
+            if "ridge" not in options:
+                options["ridge"] = ridge_of(decay_of(trainer.optimizers), loader, self.likelihood, model)
+            self.tracer = fit(model, loader, self.likelihood, **options)
         self.logged = {f"whence/{name.replace(' ', '_')}": float(self.tracer.diagnostics[name]) for name in NUMBERS}
         self.logged["whence/noise"] = float(self.tracer.sigma.diagonal().mean().sqrt())
         for logger in trainer.loggers:
