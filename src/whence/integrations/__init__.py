@@ -65,14 +65,11 @@ def ridge_of(
 
 def _terms(batch: Batch, loss: str | Likelihood, axes: int) -> Tensor:
     """How much each term of the sum of losses counts in the number that the mean divides by."""
-    targets = batch.targets
-    counts = torch.ones(targets.shape[:axes], dtype=torch.float64, device=targets.device)
+    targets, weights = batch.targets, batch.weights
     if isinstance(loss, Categorical) and not targets.is_floating_point():
-        kept = targets != loss.ignore_index
-        counts = kept.double()
-        if loss.weight is not None:
-            sizes = torch.as_tensor(loss.weight, dtype=torch.float64, device=targets.device)
-            counts = counts * sizes[torch.where(kept, targets, 0).long()]
-    if batch.weights is None:
+        _, counts = loss.labels(targets, torch.float64)
+    else:
+        counts = torch.ones(targets.shape[:axes], dtype=torch.float64, device=targets.device)
+    if weights is None:
         return counts
-    return counts * batch.weights.double().reshape(*batch.weights.shape, *[1] * (counts.ndim - batch.weights.ndim))
+    return counts * weights.double().reshape(*weights.shape, *[1] * (counts.ndim - weights.ndim))
