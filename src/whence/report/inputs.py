@@ -78,7 +78,7 @@ def show_inputs(
     if form == "row":
         table, training = _frame(test_view, test, sizes[0], "test"), None
         if train_view is not None and not isinstance(train_view, UsualValues):
-            training = _frame(train_view, train, sizes[1], "train")
+            training = _frame(train_view, train, sizes[1], "training")
         usual = train_view or UsualValues({}) if training is None else UsualValues.of(training)
         return _show_rows(usual, table, training, chosen, examples)
     room = max(IMAGES - len(chosen), 0) if form == "image" else TEXTS
