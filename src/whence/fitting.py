@@ -357,7 +357,6 @@ def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> Non
 SHARES = {
     "outside the core": ("HeC3 inside the core", "share of it, on a sample of training inputs"),
     "diagonal meat": ("HeC3 in the eigenbasis", "share of it, on a sample of training inputs"),
-    "eigenbasis": ("HeC3 by rounding", "share of it, in directions without curvature"),
 }
 """Checks of a share of HeC3, and the names of their findings in the diagnostics."""
 
@@ -371,7 +370,7 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     shares = []
     for check in trust:
         name, words = SHARES.get(check.name, ("", ""))
-        if not name or (check.name == "eigenbasis" and check.level == "fine"):
+        if not name:
             continue
         share = next(iter(check.numbers.values()), None)
         shares.append(Finding(name, "not checked", check.words) if share is None else Finding(name, share, words))

@@ -40,7 +40,7 @@ from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
 from whence.jacobian.views import SelectedOutputs
 from whence.likelihoods import Likelihood
-from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, findings_table, join, without_padding
+from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, join, without_padding
 from whence.runtime.execution import asks_back
 from whence.trust import Trust, assess
 
@@ -253,7 +253,7 @@ class Tracer(Fitted):
         )
 
     def _table(self) -> Table:
-        return findings_table(self.diagnostics, repr(self))
+        return self.diagnostics.table(repr(self))
 
     def attribute(
         self, x: Any, top: int = 10, *, matrix: bool = False, positions: Positions | None = None, loss: bool = False
@@ -433,7 +433,7 @@ class Tracer(Fitted):
     def trust(
         self, x: Any = None, sample: int = 16, seed: int = 0, *, tolerance: float = 0.02, seconds: float = 60.0
     ) -> Trust:
-        """Check how far to trust this fit: structure, optimum, linearization, lambda, each with a plain sentence.
+        """Check how far to trust this fit: structure, optimum, linearization, each with a plain sentence.
 
         For a sample of predictions, systems with the exact curvature are solved matrix-free; a solve costs some tens of
         times as much as the training gradients. Variances along one random mixture of each prediction's outputs are
@@ -532,7 +532,7 @@ class Tracer(Fitted):
             table: the same for rows of a table: a data frame, a dict of columns, or an array.
             **options: `ids` (a name for each prediction, or a pair of such lists for predictions and training
                 examples), `title`, `about` (paragraphs below the answer), `sections` (your own parts, see
-                `whence.report`), `trust` (the result of `Tracer.trust`), `level` (of the verdicts, 0.95), `examples`
+                `docs/report.md`), `trust` (the result of `Tracer.trust`), `level` (of the verdicts, 0.95), `examples`
                 (as for `explain`) and `traced` (how many predictions to trace to training examples, 500).
 
         Returns:

@@ -378,8 +378,7 @@ def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None
             weights = predictor.state_dict()
         save_file(weights, new / WEIGHTS[fitted.model.learner])
         numbers = {"values": fitted.values, "rows": fitted.rows.astype("int64")}
-        numbers["constant"] = numpy.float64(fitted.usual.constant)
-        numbers |= {f"usual.{name}": values for name, values in fitted.usual.measured().items()}
+        numbers |= {f"usual.{name}": values for name, values in fitted.usual.numbers.items()}
         training = {name: torch.as_tensor(values, device="cpu") for name, values in numbers.items()}
         training["inputs"] = fitted.inputs
         if fitted.intervals is not None:
@@ -409,8 +408,7 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
             for part in ("intervals.", "usual.")
         )
         intervals = Intervals(**calibrated) if model.target.task == "regression" else None
-        known = {name: one.numpy() for name, one in numbers.items()}
-        usual = UsualValues(known, {}, frozenset(), float(training["constant"]))
+        usual = UsualValues({name: one.numpy() for name, one in numbers.items()})
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptArtifactError(

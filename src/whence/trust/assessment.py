@@ -1,4 +1,4 @@
-"""How far to trust a fit: compare a sample of predictions with exact solves, and verdicts with those at other ridges.
+"""How far to trust a fit: compare a sample of predictions with exact solves.
 
 The exact curvature F_lam = sum_i J_i^T L_i J_i + lambda is never formed. Conjugate gradients on products with the
 Jacobian solve it. They give the variances of a sample of predictions, the Newton step, the steps without the most
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,8 +20,7 @@ from whence.curvature import conjugate_gradients
 from whence.curvature.aligned import curvature_times
 from whence.curvature.base import times_hessian
 from whence.data.batches import Inputs, batch_size, take
-from whence.errors import InputError, SingularCurvatureError, TooLargeError
-from whence.estimators import assemble
+from whence.errors import InputError
 from whence.influence.fitted import Fitted, alignments, inputs_of, join_batches, training_examples, using_model
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
@@ -31,10 +30,7 @@ from whence.trust import checks
 from whence.trust.checks import FINE, Check, Trust, fold_change, if_solved, level_of, worst
 
 ITERATIONS = 1000  # most iterations of an exact solve
-VERDICT_FACTOR = 4  # verdicts are compared on a sample larger by this factor: they cost less than solves
-RIDGE_FACTORS = (0.1, 10.0)  # factors on lambda at which verdicts are compared
-PARTS = ("the sample", "exact steps", "exact variances", "other ridges")  # shown in the progress line
-LEAST_RANKED = 3  # fewest predictions whose order is compared at other ridges
+PARTS = ("the sample", "exact steps", "exact variances")  # shown in the progress line
 
 
 def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, seconds: float) -> Trust:
@@ -46,36 +42,33 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
     part = iter(problem.progress.track(PARTS, "trust, part", len(PARTS)))  # each `next` starts a part
     with using_model(fitted):
         next(part)
-        many = draw_sample(fitted, x, VERDICT_FACTOR * sample, generator)
-        few = subsample(many, sample)
-        shapes = [(batch_size(inputs, "the sample"), problem.output_count(inputs)) for inputs in few]
+        drawn = draw_sample(fitted, x, sample, generator)
+        shapes = [(batch_size(inputs, "the sample"), problem.output_count(inputs)) for inputs in drawn]
         directions = [random_signs(shape, problem.outputs, generator) for shape in shapes]
-        ours = _structure_variances(fitted, few, directions)
-        deletions = most_influential(fitted, few, min(max(1, sample // 4), 8))
+        ours = _structure_variances(fitted, drawn, directions)
+        deletions = most_influential(fitted, drawn, min(max(1, sample // 4), 8))
         next(part)
         with rounded_products(False):
             columns = problem.k if problem.hessian_roots is None else problem.hessian_roots.shape[2]
             signs = random_signs((max(2, sample // 8), problem.n, columns), problem.outputs, generator)
-            first = ExactSolver(fitted, tolerance, ITERATIONS, start + 0.4 * seconds)
+            first = ExactSolver(fitted, tolerance, ITERATIONS, start + 0.5 * seconds)
             steps = first.steps(deletions, signs)
             next(part)
-            second = ExactSolver(fitted, tolerance, ITERATIONS, start + 0.8 * seconds)
-            exact = second.variances(few, directions)
+            second = ExactSolver(fitted, tolerance, ITERATIONS, start + seconds)
+            exact = second.variances(drawn, directions)
             factor = float(_ratio(ours["hec3"], exact["hec3"]).median())  # scales standard errors to the exact ones
             errors = (ours["trace"] / factor if factor > 0 else ours["trace"]).clamp_min(0.0).sqrt()
             solved = first.residual <= checks.UNCONVERGED
-            found = [
+            found = (
                 _check_variances(ours, exact, second.residual),
                 _check_loo_residuals(fitted, deletions, steps, first.residual),
-                *_check_steps(first, few, deletions, steps, errors),
+                *_check_steps(first, drawn, deletions, steps, errors),
                 checks.degrees_of_freedom(fitted, steps.degrees_of_freedom if solved else None),
                 checks.leverage(fitted),
-            ]
-        next(part)
-        found.append(_check_ridges(fitted, many, late=time.monotonic() - start > seconds))
-        found.extend(checks.trust_of_columns(fitted))
-        found.extend(checks.trust_of_gradients(fitted))
-    return Trust(tuple(found), len(errors), time.monotonic() - start)
+                *checks.trust_of_columns(fitted),
+                *checks.trust_of_gradients(fitted),
+            )
+    return Trust(found, len(errors), time.monotonic() - start)
 
 
 def _structure_variances(fitted: Fitted, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
@@ -84,7 +77,7 @@ def _structure_variances(fitted: Fitted, sample: list[Inputs], directions: list[
     for inputs, some in zip(sample, directions, strict=True):
         covariances = fitted.sandwich.predict(inputs).covariances
         along = {name: torch.einsum("mk,mkl,ml->m", some, covariances[name], some) for name in ("ho", "hec3")}
-        found.append(along | {"trace": _trace(covariances["hec3"])})
+        found.append(along | {"trace": torch.diagonal(covariances["hec3"], dim1=1, dim2=2).sum(1)})
     return join_batches(found)
 
 
@@ -167,46 +160,6 @@ def _check_steps(
     return stationarity, if_solved(checks.linearization(loo, own, newton, recentered, hidden), solver.residual)
 
 
-def _check_ridges(fitted: Fitted, sample: list[Inputs], late: bool) -> Check:
-    """The order of predictions by HeC3 at other ridges."""
-    ridge, found = fitted.bread.ridge, []
-    reason = "the limit of `seconds` was reached" if late else "the fit has no ridge" if ridge <= 0 else ""
-    if not reason:
-        try:
-            others = (at_ridge(fitted, factor * ridge) for factor in RIDGE_FACTORS)
-            found = [_hec3(one, sample) for one in (fitted, *others)]
-        except (InputError, TooLargeError, SingularCurvatureError) as error:
-            reason = str(error).split(". ")[0].removeprefix("expected ")
-    if found and len(found[0]) < LEAST_RANKED:
-        reason = f"fewer than {LEAST_RANKED} predictions"
-    if reason:
-        return checks.not_checked("lambda", f"Variances at other ridges were not computed: {reason}.")
-    below, above = (rank_correlation(found[0], other) for other in found[1:])
-    return checks.judged(
-        "lambda",
-        level_of(min(below, above), checks.SAME_ORDER),
-        {"a tenth": below, "ten times": above},
-        "Predictions have the same order by HeC3 with a tenth and with ten times lambda.",
-        "The order of predictions by HeC3 changes with lambda between a tenth and ten times its value. Check lambda "
-        '(the weight decay of the training, or ridge="loo").',
-    )
-
-
-def _hec3(fitted: Fitted, sample: list[Inputs]) -> Tensor:
-    """(m,) traces of HeC3."""
-    return torch.cat([_trace(fitted.sandwich.predict(inputs).covariances["hec3"]) for inputs in sample])
-
-
-def _trace(covariance: Tensor) -> Tensor:
-    return torch.diagonal(covariance, dim1=1, dim2=2).sum(1)
-
-
-def at_ridge(fitted: Fitted, ridge: float) -> Fitted:
-    """The same fit with another lambda, for HeC3 only, from the fitted curvature."""
-    bread = fitted.bread.at(ridge, fitted.loo.meat_roots)
-    return replace(fitted, **assemble(fitted.problem, bread, fitted.loo, unbiased=False, only="hec3"))
-
-
 def rank_correlation(one: Tensor, other: Tensor) -> float:
     """Spearman's rank correlation, ties in the order given; NaN for fewer than three values.
 
@@ -253,18 +206,6 @@ def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -
     if not kept:
         raise InputError("expected at least one input to check, got none.")
     return [inputs for _, inputs in kept]
-
-
-def subsample(sample: list[Inputs], most: int) -> list[Inputs]:
-    """At most `most` inputs of a sample: a proportional share of each batch, in the random order of the batch."""
-    sizes = [batch_size(inputs, "the sample") for inputs in sample]
-    share, found, total = min(1.0, most / max(sum(sizes), 1)), [], 0
-    for inputs, size in zip(sample, sizes, strict=True):
-        kept = min(size, max(1, round(share * size)), most - total)
-        if kept > 0:
-            found.append(take(inputs, slice(0, kept)))
-            total += kept
-    return found
 
 
 def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:

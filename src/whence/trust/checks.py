@@ -19,7 +19,7 @@ from whence.curvature.base import times_hessian
 from whence.curvature.core import LARGEST_SAMPLE, SAMPLES, affordable_sample
 from whence.curvature.leaves import LeafFeatures
 from whence.curvature.primal import FittedPrimal, Projected
-from whence.curvature.spectral import FittedSpectral, SpectralSandwich
+from whence.curvature.spectral import FittedSpectral
 from whence.data.batches import Inputs, take
 from whence.display import Column, Shown, Table, count, number
 from whence.influence.fitted import Fitted, evenly_spaced, training_examples
@@ -57,8 +57,6 @@ PHRASES = {  # numbers of checks in words; others are shown after their names
     "exact": "{} by the exact curvature",
     "error": "give or take {}",
     "guarded": "{} guarded",
-    "a tenth": "rank correlation with a tenth of lambda {}",
-    "ten times": "with ten times lambda {}",
 }
 
 
@@ -73,9 +71,8 @@ class Check:
         words: the reason for the level, and what to do about it.
 
     Examples:
-        >>> check = Check("lambda", "careful", {"a tenth": 0.75, "ten times": 1.0}, "The order changes with lambda.")
-        >>> check.text
-        'The order changes with lambda. (rank correlation with a tenth of lambda 0.75, with ten times lambda 1)'
+        >>> Check("leverage", "careful", {"guarded": 3, "of": 200}, "Some leverages are impossible.").text
+        'Some leverages are impossible. (3 guarded, of 200)'
     """
 
     name: str
@@ -192,27 +189,19 @@ def fold_change(factor: float) -> float:
 # Bounds of "fine" and of "careful" for each rule; docs/trust.md explains them.
 FOLD = (1.25, 2.0)  # factors on a variance. Intervals meant to cover 95 % then cover 92 to 97 %, and 83 to 99 %.
 RANK = (0.95, 0.8)  # rank correlations with the exact variances: below, the order suffers, and is lost
-STOPPED = (
-    1.5,
-    8.0,
-)  # HeC3 over HeC3 after a Newton step. Up to 8, standard errors were within twice those of retraining.
+STOPPED = (1.5, 8.0)  # HeC3 over that after a Newton step; up to 8 standard errors are within twice those of retraining
 NEWTON_CHANGE = (0.25, 1.0)  # root mean square change of predictions by a Newton step, or its error, in standard errors
 LONGEST_STEP = 1.25  # longest Newton step, in lengths of the weights; beyond, the network is near no optimum at all
 LINEARIZATION_ERROR = (0.3, 1.0)  # linearization error of a change of outputs, relative to the change
-SAME_ORDER = (0.8, 0.5)  # rank correlations of HeC3 with HeC3 at a tenth of lambda and at ten times lambda
 NEARLY_ALL = 0.9  # degrees of freedom over the numbers in the targets, above which residuals say little about noise
-GUARDED = {
-    "exact": (0.0, 0.01),
-    "one_plus_q": (0.01, 0.2),
-    "clip": (0.0, 0.0),
-}  # shares of examples, by policy
+# Shares of examples whose leverage was guarded, by policy.
+GUARDED = {"exact": (0.0, 0.01), "one_plus_q": (0.01, 0.2), "clip": (0.0, 0.0)}
 # Estimated shares of HeC3 within a core. A sample is rough: it gave .90 to 1.00 if the true share was .97 or more,
 # .72 for .94, .36 for .55, and .40, .13 and .08 for .08, .05 and .04, where the network was certain of wrong labels.
 INSIDE = (0.7, 0.35)
 # HeC3 in a Kronecker eigenbasis over that of a sample of gradients. On networks that were not certain of wrong labels
 # it was .42 to 1.02, with HeC3 .57 to 6.6 times the exact one; on others .006 to .26, with HeC3 .01 to .27 times.
 DIAGONAL = (0.4, 0.15)
-BY_ROUNDING = (0.01, 0.2)  # shares of HeC3 along directions of an eigenbasis that are determined by rounding
 UNCONVERGED = 0.1  # relative residual of an exact solve above which nothing is concluded from it
 
 
@@ -436,17 +425,6 @@ def trust_of_gradients(fitted: Fitted) -> Iterator[Check]:
         "network is certain of a wrong label: the eigenbasis is not made for them, its directions there are rounding "
         'errors, and HeC3 is too small, by a factor of about `share`. Use structure="exact" or "sketch".',
     )
-    if isinstance(fitted.sandwich, SpectralSandwich):
-        share = fitted.sandwich.share_chosen_by_rounding()
-        yield judged(
-            "eigenbasis",
-            level_of(share, BY_ROUNDING),
-            {"by rounding": share},
-            "The data determine the eigenbasis where HeC3 is.",
-            "HeC3 lies in directions without any curvature, up to rounding, of which the eigenbasis is arbitrary: "
-            "another machine, or another order of the data, gives another HeC3. The network is certain of wrong "
-            'labels there. Use structure="exact" or "sketch".',
-        )
 
 
 def _judged_share(
