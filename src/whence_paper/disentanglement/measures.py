@@ -15,7 +15,7 @@ from whence_paper.baselines.base import Data, Sampled
 MEMORY = 24 * 2**30
 """Bytes of a GPU that a fit may take, so that several runs share it."""
 
-GRADIENTS, RIDGE = 20, 0.01
+GRADIENTS, RIDGE = 20, 0.1
 """Number of training examples whose mean squared gradient is the unit of the ridge, and the ridge in that unit."""
 
 
@@ -93,7 +93,7 @@ def variances(network: nn.Module, data: Data, inputs: Tensor, structure: str) ->
     """(m,) variances of predictions in units of the noise: about 1 / c with c training examples like the input.
 
     Gradients of all outputs are compared as for squared error, which has no Hessian, so no label enters. The ridge is a
-    hundredth of the mean squared gradient of a training example, so without any example the variance is about 100.
+    tenth of the mean squared gradient of a training example, so without any example the variance is about 10.
     """
     targets = torch.zeros_like(network(data.inputs[:1]).detach()).expand(len(data.inputs), -1)
     squares = [_squared_gradient(network, row.unsqueeze(0)) for row in data.inputs[:GRADIENTS]]
