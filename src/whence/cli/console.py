@@ -1,6 +1,6 @@
 """Shared by all commands: options, printing for people or scripts, and errors as messages with exit codes.
 
-Exit codes: 0 done; 1 a bug in whence, or a failed self-check; 2 an option, a file, a column or a model cannot be used;
+Exit codes: 0 done; 1 a bug in whence; 2 an option, a file, a column or a model cannot be used;
 3 a package, memory or disk space is missing; 130 interrupted; 141 the output is no longer read, as after `| head`.
 """
 
