@@ -24,7 +24,7 @@ from whence.errors import did_you_mean
 
 EPILOG = (
     "Exit codes: 0 done; 1 a bug in whence; 2 an option, a file or a model cannot be used; "
-    "3 a package, memory or disk space is missing; 130 interrupted; 141 the output is no longer read.\n\n"
+    "3 a package, memory or disk space is missing; 130 interrupted.\n\n"
     "Try: `whence demo --quick` or `whence table DATA.csv --target COLUMN`"
 )
 

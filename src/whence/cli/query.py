@@ -20,7 +20,7 @@ from whence.display import number, percent
 from whence.errors import InputError
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
 from whence.runtime.execution import Progress
-from whence.tabular.files import TextTable, read_table, write_csv
+from whence.tabular.files import read_table, write_csv
 from whence.tabular.fitted import FittedTable, load_table, read_description
 from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, predict_rows
 
@@ -169,8 +169,8 @@ def _load(
     if data is None:
         needed = ", ".join(str(column["name"]) for column in columns)
         raise InputError(f"expected a file with new rows, got none. Columns it needs: {needed}.")
-    table = read_table(data, rows, delimiter=delimiter, progress=Progress(progress))
-    return SavedTable(load_table(folder, progress), table, data)
+    read = read_table(data, rows, delimiter=delimiter, progress=Progress(progress))
+    return SavedTable(load_table(folder, progress), read.frame, data, list(read.notes))
 
 
 class SavedNetwork:
@@ -296,22 +296,21 @@ class SavedTable(SavedNetwork):
 
     unit, label = "row", "label"
 
-    def __init__(self, fitted: FittedTable, table: TextTable, data: Path) -> None:
-        inputs = fitted.model.encode(table)
-        notes = [*table.notes, *fitted.model.unrecognized(table)]
-        super().__init__(fitted.tracer, inputs, notes, data.name.split(".")[0] or "table")
-        self.fitted, self.table, self.data, self.examples = fitted, table, data, fitted.rows
+    def __init__(self, fitted: FittedTable, rows: pandas.DataFrame, data: Path, notes: list[str]) -> None:
+        stem = data.name.split(".")[0] or "table"
+        super().__init__(fitted.tracer, fitted.model.encode(rows), [*notes, *fitted.model.unrecognized(rows)], stem)
+        self.fitted, self.rows, self.data, self.examples = fitted, rows, data, fitted.rows
 
     @cached_property
     def _predictions(self) -> RowPredictions:
         """Predictions without verdicts."""
-        return predict_rows(self.fitted, self.table)
+        return predict_rows(self.fitted, self.rows)
 
     def frame(self, verdicts: bool) -> pandas.DataFrame:
         """One line for each row."""
         if not verdicts:
             return self._predictions.rows_frame().drop(columns="verdict")
-        self._predictions = predict_rows(self.fitted, self.table, numpy.arange(len(self.table)))
+        self._predictions = predict_rows(self.fitted, self.rows, numpy.arange(len(self.rows)))
         return self._predictions.rows_frame()
 
     def scores(self) -> list[Score]:
@@ -320,16 +319,15 @@ class SavedTable(SavedNetwork):
 
     def report(self, out: Path) -> None:
         """Write the report on all rows."""
-        report_rows(out, self.fitted, self.table, [f"{len(self.table):,} rows of {self.data.name}."])
+        report_rows(out, self.fitted, self.rows, [f"{len(self.rows):,} rows of {self.data.name}."])
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """Explain rows; a table may have too many rows to explain all of them."""
         hec3 = self._predictions.frame["hec3"] if rows is None else ()
-        places = choose_places(rows, self.table.rows, f"{self.table.total:,} of {self.data.name}", hec3)
-        some = SavedTable(self.fitted, self.table.take(places), self.data)
-        some.impossible = dict(enumerate(self.fitted.impossible(some.table)))
-        verdicts = self.fitted.explain(some.table, top)
-        return some.explained(verdicts, some.table.rows, list(range(len(places))), top)
+        places = choose_places(rows, self.rows.index, f"{len(self.rows):,} of {self.data.name}", hec3)
+        some = SavedTable(self.fitted, self.rows.iloc[places], self.data, [])
+        some.impossible = dict(enumerate(self.fitted.impossible(some.rows)))
+        return some.explained(self.fitted.explain(some.rows, top), some.rows.index, list(range(len(places))), top)
 
     def describe(self, at: int) -> str:
         """A prediction in words."""
