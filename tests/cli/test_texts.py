@@ -12,7 +12,6 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-import whence
 from command_line import call
 from whence.cli.console import UNUSABLE
 
@@ -58,7 +57,6 @@ def test_fit_and_explain_texts(tmp_path: Path) -> None:
     assert content["suspects"][0]["text"] == STRANGE + 1
     assert content["suspects"][0]["begins"].startswith("w70 w3")
     assert content["diagnostics"]["structure"] == "core"
-    assert content["notes"][0].startswith("a core was used")
 
     new = lines(tmp_path / "new.jsonl", [{"prompt": texts[8][:11], "completion": texts[8][11:]}, {"text": texts[2]}])
     result = call("explain", saved, new, "--spec", folder, "--row", "2", "--top", "3", "--json", "-q")
@@ -70,29 +68,6 @@ def test_fit_and_explain_texts(tmp_path: Path) -> None:
     assert len(shares) == 3
     assert shares == sorted(shares, reverse=True)
     assert all(texts[cause["row"] - 1].startswith(cause["label"][:20]) for cause in answer["causes"])
-
-
-@pytest.mark.parametrize("asked", [(), ("--structure", "core")])
-def test_a_core_that_does_not_fit(asked: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is refused where it was asked for, and else a sketch is taken, with the reason."""
-
-    def refuse(*_: object) -> None:
-        raise whence.TooLargeError("expected a fit by core to fit in 1 KiB.")
-
-    monkeypatch.setattr(whence.Core, "fit", refuse)
-    texts = [" ".join(WORDS[(start + 3 * step) % 40] for step in range(8)) for start in range(6)]
-    folder = model_folder(tmp_path / "model", texts)
-    data = lines(tmp_path / "train.jsonl", [{"text": text} for text in texts])
-    result = call("fit", folder, "--texts", data, "--ridge", "1", "--no-trust", "--json", "-q", *asked)
-    if asked:
-        assert result.exit_code != 0
-        assert "fit by core" in " ".join(result.output.split())
-        return
-    content = json.loads(result.stdout)
-    assert content["diagnostics"]["structure"] == "sketch"
-    assert content["notes"][0] == (
-        "a sketch was used, since a core does not fit in memory: expected a fit by core to fit in 1 KiB."
-    )
 
 
 @pytest.mark.parametrize(

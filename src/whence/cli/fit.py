@@ -7,30 +7,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import runpy
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from typer import Argument, Option
 
 import whence
 from whence.cli import console
 from whence.cli.console import LACKING, Output, jsonable, stop
-from whence.errors import InputError, TooLargeError
+from whence.errors import InputError
 from whence.tabular.fitted import FIT, check_folder, read_description, replacing_folder
 
 FORMAT, VERSION, DESCRIPTION = "whence spec", 1, "spec.json"
 SUSPECTS = 10  # texts that are listed
 SHOWN = 60  # characters of a text that are printed
-# Shown if no structure was given.
-CORE = "a core was used: it attributes texts better than a sketch; --structure sketch takes less time"
+IGNORED = -100  # label of a token that is no target
 SAMPLE, SECONDS = 8, 20.0  # predictions checked by trust, and its time limit
 
 
@@ -85,14 +85,7 @@ def fit(
     }
     model = source.model()
     options = {**source.options(model), **{name: value for name, value in given.items() if value is not None}}
-    chosen = [CORE] if texts is not None and structure is None else []
-    try:
-        tracer = whence.fit(model, source.call("train_loader"), **{"progress": not quiet, **options})
-    except TooLargeError as error:
-        if not chosen:
-            raise
-        chosen, options["structure"] = [f"a sketch was used, since a core does not fit in memory: {error}"], "sketch"
-        tracer = whence.fit(model, source.call("train_loader"), **{"progress": not quiet, **options})
+    tracer = whence.fit(model, source.call("train_loader"), **{"progress": not quiet, **options})
     if save is not None:
         with replacing_folder(save, DESCRIPTION) as new:
             tracer.save(new / FIT)
@@ -104,18 +97,18 @@ def fit(
     if out is not None:
         write_report(tracer, out, source.call("test_loader"), trusted)
     output, files = Output(as_json), {"report": out, "saved": save}
-    content = _print_fit(output, tracer, trusted, source.suspects(tracer), chosen)
+    content = _print_fit(output, tracer, trusted, source.suspects(tracer))
     output.files(files)
     output.finish({**content, "files": files, "seconds": round(time.perf_counter() - began, 1)})
 
 
 def _print_fit(
-    output: Output, tracer: whence.Tracer, trust: whence.Trust | None, suspects: list[dict[str, Any]], notes: list[str]
+    output: Output, tracer: whence.Tracer, trust: whence.Trust | None, suspects: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Print the results of the fit for people, and return them for scripts."""
     found = {one.name: one for one in tracer.diagnostics}["trust"]
     findings = [one for one in tracer.diagnostics if one.name not in ("note", "trust")]
-    notes = notes + [str(one.value) for one in tracer.diagnostics if one.name == "note"]
+    notes = [str(one.value) for one in tracer.diagnostics if one.name == "note"]
     output.say(repr(tracer))
     output.head("What the fit found")
     output.rows([[one.name, one.shown, one.words] for one in findings], right=(1,))
@@ -176,20 +169,25 @@ class SpecFile:
             )
         self.path, self.about = path, dict[str, Any]()  # nothing else is saved with a fit
         self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        self._module = self._run()
+        folder = str(path.resolve().parent)
+        sys.path.insert(0, folder)  # so that it can import its neighbours, as when run by itself
+        try:
+            self._names = self._run(lambda: runpy.run_path(str(path), run_name="whence_spec"), "the file")
+        finally:
+            sys.path.remove(folder)
         missing = " and no ".join(name for name in ("model", "train_loader") if not self.has(name))
         if missing:
             raise InputError(f"expected {path} to define functions model() and train_loader(), got no {missing}.")
 
     def has(self, name: str) -> bool:
         """Whether it defines this function."""
-        return callable(getattr(self._module, name, None))
+        return callable(self._names.get(name))
 
     def call(self, name: str) -> Any:
         """What one of its functions returns, such as `test_loader`."""
         if not self.has(name):
             raise InputError(f"expected {self.path} to define a function {name}(), got none.")
-        return self._run_code(getattr(self._module, name), f"{name}()")
+        return self._run(self._names[name], f"{name}()")
 
     def model(self) -> nn.Module:
         """The trained network, in evaluation mode."""
@@ -205,27 +203,12 @@ class SpecFile:
 
     def options(self, model: nn.Module) -> dict[str, Any]:
         """Arguments of `whence.fit`, from `fit_options()` if it is defined."""
-        found = self.call("fit_options") if self.has("fit_options") else {}
-        if not isinstance(found, dict):
-            raise InputError(f"expected fit_options() in {self.path} to return a dict, got {type(found).__name__}.")
-        return dict(found)
+        if not self.has("fit_options"):
+            return {}
+        found: dict[str, Any] = self._run(lambda: dict(self._names["fit_options"]()), "fit_options()")
+        return found
 
-    def _run(self) -> ModuleType:
-        name = f"whence_spec_{self.digest[:12]}"
-        found = spec_from_file_location(name, self.path)
-        if found is None or found.loader is None:
-            raise InputError(f"expected a Python file, named something.py, got {self.path}.")
-        module, loader = module_from_spec(found), found.loader
-        folder = str(self.path.resolve().parent)
-        sys.path.insert(0, folder)  # so that it can import its neighbours, as when run by itself
-        sys.modules[name] = module  # so that its classes know their module
-        try:
-            self._run_code(lambda: loader.exec_module(module), "the file")
-        finally:
-            sys.path.remove(folder)
-        return module
-
-    def _run_code(self, work: Callable[[], Any], what: str) -> Any:
+    def _run(self, work: Callable[[], Any], what: str) -> Any:
         try:
             return work()
         except whence.WhenceError:
@@ -255,8 +238,6 @@ class TextFolder:
 
     def call(self, name: str) -> list[dict[str, Tensor]]:
         """The batches of the training texts."""
-        if name != "train_loader":
-            raise InputError(f"expected a JSONL file with new texts, got none for {name}().")
         return self.batches(self.texts)
 
     def model(self) -> nn.Module:
@@ -284,21 +265,22 @@ class TextFolder:
     def batches(self, texts: Sequence[tuple[str, str]]) -> list[dict[str, Tensor]]:
         """Token numbers with masks and labels, without labels for prompts. Padded on the right."""
         tokenizer = self._pretrained("AutoTokenizer")
-        rows = []
-        for prompt, text in texts:
-            given = tokenizer(prompt)["input_ids"] if prompt else []
-            words = tokenizer(text, add_special_tokens=not prompt)["input_ids"]
-            rows.append(([*given, *words][: self.tokens], len(given)))
-        found = []
-        for low in range(0, len(rows), self.batch):
-            some = rows[low : low + self.batch]
-            longest = max(2, *(len(words) for words, _ in some))
-            ids, mask = torch.zeros(2, len(some), longest, dtype=torch.long).unbind(0)
-            labels = torch.full_like(ids, -100)
-            for at, (words, given) in enumerate(some):
-                ids[at, : len(words)], mask[at, : len(words)] = torch.tensor(words), 1
-                labels[at, given : len(words)] = torch.tensor(words[given:])
-            found.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+        found: list[dict[str, Tensor]] = []
+        for low in range(0, len(texts), self.batch):
+            columns: dict[str, list[Tensor]] = {"input_ids": [], "attention_mask": [], "labels": []}
+            for prompt, text in texts[low : low + self.batch]:
+                given = tokenizer(prompt)["input_ids"] if prompt else []
+                words = tokenizer(text, add_special_tokens=not prompt)["input_ids"]
+                ids = torch.tensor([*given, *words][: self.tokens])
+                columns["input_ids"].append(ids)
+                columns["attention_mask"].append(torch.ones_like(ids))
+                columns["labels"].append(ids.masked_fill(torch.arange(len(ids)) < len(given), IGNORED))
+            found.append(
+                {
+                    name: pad_sequence(rows, batch_first=True, padding_value=IGNORED if name == "labels" else 0)
+                    for name, rows in columns.items()
+                }
+            )
         return found
 
     def _pretrained(self, kind: str) -> Any:
@@ -338,8 +320,7 @@ def read_texts(path: Path) -> list[tuple[str, str]]:
 
 def beginning(pair: tuple[str, str]) -> str:
     """The first words, on one line."""
-    words = " ".join(f"{pair[0]} {pair[1]}".split())
-    return words if len(words) <= SHOWN else words[: SHOWN - 3] + "..."
+    return textwrap.shorten(" ".join(pair), SHOWN, placeholder="...")
 
 
 def _number_or_word(given: str | None) -> float | str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -161,7 +160,7 @@ def _load(
         if isinstance(source, TextFolder):
             if data is None:
                 raise InputError("expected a JSONL file with new texts, got none.")
-            return SavedTexts(tracer, source, read_texts(data), notes, data.stem)
+            return SavedTexts(tracer, source, data, notes)
         return SavedNetwork(tracer, source.call("test_loader"), notes, source.path.stem)
     if spec is not None:
         raise InputError(f"expected a folder written by `whence fit --save` with --spec, got another one: {folder}.")
@@ -170,7 +169,7 @@ def _load(
         needed = ", ".join(str(column["name"]) for column in columns)
         raise InputError(f"expected a file with new rows, got none. Columns it needs: {needed}.")
     read = read_table(data, rows, delimiter=delimiter, progress=Progress(progress))
-    return SavedTable(load_table(folder, progress), read.frame, data, list(read.notes))
+    return SavedTable(load_table(folder, progress), read.frame, list(read.notes), data.name)
 
 
 class SavedNetwork:
@@ -182,7 +181,6 @@ class SavedNetwork:
     def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
         self.tracer, self.inputs, self.notes, self.stem = tracer, inputs, notes, stem
         self.examples: Any = range(tracer.problem.n)  # names of training examples
-        self.impossible: dict[int, str] = {}  # why some inputs cannot be right, from the columns of a table
 
     @cached_property
     def _uncertainty(self) -> whence.Uncertainty:
@@ -193,23 +191,25 @@ class SavedNetwork:
         """Residuals of all training examples, as fitted and left out, computed once."""
         return self.tracer.residuals, self.tracer.loo_residuals
 
-    @property
-    def _one_class(self) -> bool:
-        """Whether one class of several is predicted."""
-        known = self.tracer.problem.likelihood
-        return known.has_classes and known.couples_outputs and self._uncertainty.chosen is None
+    @cached_property
+    def _answers(self) -> dict[str, torch.Tensor] | None:
+        """Class, probability and, for few outputs, its standard deviation, where one class of several is predicted."""
+        u, known = self._uncertainty, self.tracer.problem.likelihood
+        if not (known.has_classes and known.couples_outputs and u.chosen is None):
+            return None
+        chance, best = u.probabilities.max(dim=-1)
+        answers = {"class": best, "probability": chance}
+        if u.mean.ndim == 2 and u.mean.shape[1] <= MAX_OUTPUTS:
+            answers["probability_std"] = u.probability_std().gather(1, best.unsqueeze(1)).squeeze(1)
+        return answers
 
     def frame(self, verdicts: bool) -> pandas.DataFrame:
         """The results of `predict` and `explain`, side by side."""
-        u = self._uncertainty
-        frame = u.to_frame()
+        frame = self._uncertainty.to_frame()
         frame.insert(0, "row", range(1, len(frame) + 1))
-        if self._one_class:
-            chance, best = u.probabilities.max(dim=-1)
-            frame.insert(1, "class", best.flatten().tolist())
-            frame.insert(2, "probability", chance.flatten().tolist())
-            if u.mean.ndim == 2 and u.mean.shape[1] <= MAX_OUTPUTS:
-                frame.insert(3, "probability_std", _answer_std(u).flatten().tolist())
+        if self._answers is not None:
+            for place, (name, values) in enumerate(self._answers.items(), 1):
+                frame.insert(place, name, values.flatten().tolist())
         if verdicts:
             names = ["verdict", "noise", "scarcity", "noise_p", "scarcity_p", "check", "near"]
             explanation = self.tracer.explain(self.inputs)
@@ -229,39 +229,34 @@ class SavedNetwork:
         """Verdicts, and training examples with the largest shares; of the most uncertain rows if none are named."""
         verdicts = self.tracer.explain(self.inputs, top=top)
         numbers = range(1, len(verdicts) + 1)
-        return self.explained(verdicts, numbers, choose_places(rows, numbers, str(len(verdicts)), verdicts.hec3), top)
+        shares = getattr(self.tracer.attribute(self.inputs, top=top), self.variance)
+        places = choose_places(rows, numbers, verdicts.hec3)
+        return [self.explained(at, numbers[at], verdicts, shares) for at in places]
 
     def explained(
-        self, verdicts: whence.Explanation, numbers: Any, places: list[int], top: int
-    ) -> list[dict[str, Any]]:
-        """The explanations of the inputs at `places`, with their `numbers`."""
-        shares = getattr(self.tracer.attribute(self.inputs, top=top), self.variance)
-        found = {at: (verdicts.verdicts[at], verdicts.reason(at)) for at in places}
-        found |= {at: (CHECK_INPUT, reason) for at, reason in self.impossible.items() if reason}
-        return [
-            {
-                "row": int(numbers[at]),
-                "prediction": self.describe(at),
-                "verdict": found[at][0],
-                "because": found[at][1],
-                "advice": ADVICE[found[at][0]].replace("in `check`", "below"),
-                **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
-                "causes": [
-                    {"row": int(self.examples[example]), self.variance: share, **self.left_out(example)}
-                    for example, share in zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
-                ],
-            }
-            for at in places
-        ]
+        self, at: int, number: int, verdicts: whence.Explanation, shares: Any, impossible: str = ""
+    ) -> dict[str, Any]:
+        """The explanation of one input, which has a number for people; `impossible` says why it cannot be right."""
+        verdict = CHECK_INPUT if impossible else verdicts.verdicts[at]
+        return {
+            "row": number,
+            "prediction": self.describe(at),
+            "verdict": verdict,
+            "because": impossible or verdicts.reason(at),
+            "advice": ADVICE[verdict].replace("in `check`", "below"),
+            **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
+            "causes": [
+                {"row": int(self.examples[example]), self.variance: share, **self.left_out(example)}
+                for example, share in zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
+            ],
+        }
 
     def describe(self, at: int) -> str:
-        """A prediction in words: the class, the probability of one class, or the outputs."""
-        u = self._uncertainty
-        if self._one_class and u.mean.ndim == 2:
-            chance, best = u.probabilities[at].max(dim=-1)
-            std = float(_answer_std(u)[at]) if u.mean.shape[1] <= MAX_OUTPUTS else math.nan
-            return f"class {int(best)}, probability {probability_text(float(chance), std)}"
-        return ", ".join(number(value, 4) for value in u.mean[at].flatten().tolist())
+        """A prediction in words: the class, or the outputs."""
+        if self._answers is None or self._uncertainty.mean.ndim > 2:
+            return ", ".join(number(value, 4) for value in self._uncertainty.mean[at].flatten().tolist())
+        best, chance, *std = (float(values[at]) for values in self._answers.values())
+        return f"class {best:.0f}, probability {probability_text(chance, *std)}"
 
     def left_out(self, example: int) -> dict[str, str]:
         """The label of a training example, or its residual, and what the fit without it predicts instead."""
@@ -275,12 +270,11 @@ class SavedTexts(SavedNetwork):
     unit, label = "text", "begins"
     variance = "ho"  # finds the texts behind an answer; those of HeC3 are texts that nobody could predict
 
-    def __init__(
-        self, tracer: whence.Tracer, source: TextFolder, new: list[tuple[str, str]], notes: list[str], stem: str
-    ) -> None:
-        inputs = [{name: one for name, one in batch.items() if name != "labels"} for batch in source.batches(new)]
-        super().__init__(tracer, inputs, notes, stem)
-        self.texts, self.new, self.examples = source.texts, new, range(1, len(source.texts) + 1)
+    def __init__(self, tracer: whence.Tracer, source: TextFolder, data: Path, notes: list[str]) -> None:
+        self.new, self.texts = read_texts(data), source.texts
+        inputs = [{name: one for name, one in batch.items() if name != "labels"} for batch in source.batches(self.new)]
+        super().__init__(tracer, inputs, notes, data.stem)
+        self.examples = range(1, len(self.texts) + 1)
 
     def describe(self, at: int) -> str:
         """The beginning of a text."""
@@ -296,10 +290,11 @@ class SavedTable(SavedNetwork):
 
     unit, label = "row", "label"
 
-    def __init__(self, fitted: FittedTable, rows: pandas.DataFrame, data: Path, notes: list[str]) -> None:
-        stem = data.name.split(".")[0] or "table"
-        super().__init__(fitted.tracer, fitted.model.encode(rows), [*notes, *fitted.model.unrecognized(rows)], stem)
-        self.fitted, self.rows, self.data, self.examples = fitted, rows, data, fitted.rows
+    def __init__(self, fitted: FittedTable, rows: pandas.DataFrame, notes: list[str], name: str) -> None:
+        inputs = fitted.batches(rows)
+        notes = [*notes, *fitted.model.unrecognized(rows)]
+        super().__init__(fitted.tracer, inputs, notes, name.split(".")[0] or "table")
+        self.fitted, self.rows, self.name, self.examples = fitted, rows, name, fitted.rows
 
     @cached_property
     def _predictions(self) -> RowPredictions:
@@ -319,15 +314,19 @@ class SavedTable(SavedNetwork):
 
     def report(self, out: Path) -> None:
         """Write the report on all rows."""
-        report_rows(out, self.fitted, self.rows, [f"{len(self.rows):,} rows of {self.data.name}."])
+        report_rows(out, self.fitted, self.rows, [f"{len(self.rows):,} rows of {self.name}."])
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """Explain rows; a table may have too many rows to explain all of them."""
-        hec3 = self._predictions.frame["hec3"] if rows is None else ()
-        places = choose_places(rows, self.rows.index, f"{len(self.rows):,} of {self.data.name}", hec3)
-        some = SavedTable(self.fitted, self.rows.iloc[places], self.data, [])
-        some.impossible = dict(enumerate(self.fitted.impossible(some.rows)))
-        return some.explained(self.fitted.explain(some.rows, top), some.rows.index, list(range(len(places))), top)
+        places = choose_places(rows, self.rows.index, self._predictions.frame["hec3"] if rows is None else ())
+        some = SavedTable(self.fitted, self.rows.iloc[places], [], self.name)
+        verdicts = self.fitted.explain(some.rows, top)
+        shares = getattr(self.tracer.attribute(some.inputs, top=top), self.variance)
+        impossible = self.fitted.impossible(some.rows)
+        return [
+            some.explained(at, int(number), verdicts, shares, impossible[at])
+            for at, number in enumerate(some.rows.index)
+        ]
 
     def describe(self, at: int) -> str:
         """A prediction in words."""
@@ -350,22 +349,17 @@ class SavedTable(SavedNetwork):
         return {"label": target.classes[index], "without": f"p = {min(max(own, 0.0), 1.0):.2f}"}
 
 
-def _answer_std(u: whence.Uncertainty) -> torch.Tensor:
-    """(m, 1) standard deviation of the probability of the answer."""
-    return u.probability_std().gather(1, u.probabilities.argmax(1, keepdim=True))
-
-
-def choose_places(named: list[int] | None, rows: Any, last: str, variances: Any) -> list[int]:
-    """Positions of the named rows, or of those with the largest variances; `last` is the last existing row.
+def choose_places(named: list[int] | None, numbers: Any, variances: Any) -> list[int]:
+    """Positions of the rows with the named numbers, or of those with the largest variances.
 
     Examples:
-        >>> choose_places(None, [1, 2, 3], "3", [1.0, 5.0, 3.0]), choose_places([3], [1, 2, 3], "3", [1.0, 5.0, 3.0])
+        >>> choose_places(None, [1, 2, 3], [1.0, 5.0, 3.0]), choose_places([3], [1, 2, 3], [1.0, 5.0, 3.0])
         ([1, 2, 0], [2])
     """
     if named is None:
         return [int(at) for at in numpy.argsort(-numpy.asarray(variances), kind="stable")[:MOST_UNCERTAIN]]
-    places = {int(row): place for place, row in enumerate(rows)}
-    beyond = [row for row in named if row not in places]
+    places = {int(number): place for place, number in enumerate(numbers)}
+    beyond = [number for number in named if number not in places]
     if beyond:
-        raise InputError(f"expected rows from 1 to {last}, got {', '.join(map(str, beyond))}.")
-    return [places[row] for row in named]
+        raise InputError(f"expected rows from 1 to {len(places):,}, got {', '.join(map(str, beyond))}.")
+    return [places[number] for number in named]
