@@ -13,7 +13,7 @@ import pytest
 
 from command_line import call
 from whence.cli.console import FAILED, INTERRUPTED, UNUSABLE
-from whence.tabular.fitted import replacing_folder
+from whence.tabular.fitted import DESCRIPTION, replacing_folder
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 
@@ -88,20 +88,20 @@ def test_interrupt_is_clean(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_folder_is_there_whole_or_as_it_was(error: type[BaseException], tmp_path: Path) -> None:
     folder = tmp_path / "saved"
-    with replacing_folder(folder, "mark") as new:
-        (new / "mark").write_text("first")
+    with replacing_folder(folder) as new:
+        (new / DESCRIPTION).write_text("first")
 
     def fail() -> None:
-        with replacing_folder(folder, "mark") as new:
-            (new / "mark").write_text("second")
+        with replacing_folder(folder) as new:
+            (new / DESCRIPTION).write_text("second")
             raise error
 
     with pytest.raises(error):
         fail()
-    assert (folder / "mark").read_text() == "first"
-    with replacing_folder(folder, "mark") as new:
-        (new / "mark").write_text("third")
-    assert (folder / "mark").read_text() == "third"
+    assert (folder / DESCRIPTION).read_text() == "first"
+    with replacing_folder(folder) as new:
+        (new / DESCRIPTION).write_text("third")
+    assert (folder / DESCRIPTION).read_text() == "third"
     assert [one.name for one in tmp_path.iterdir()] == ["saved"]
 
 

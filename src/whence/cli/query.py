@@ -13,9 +13,9 @@ from typer import Argument, Option
 import whence
 from whence.cli import console
 from whence.cli.console import Output, figure
-from whence.cli.fit import DESCRIPTION, TextFolder, beginning, load_fit, read_texts, write_report
+from whence.cli.fit import SpecFile, write_report
 from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows
-from whence.display import number, percent
+from whence.display import listing, number, percent
 from whence.errors import InputError
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
 from whence.runtime.execution import Progress
@@ -30,19 +30,15 @@ SHOWN = 10  # predictions that are printed
 OUTPUTS = 4  # outputs of a prediction that are printed
 MOST_UNCERTAIN = 3  # rows that are explained if none are named
 
-Folder = Annotated[Path, Argument(help="A folder written by `whence table --save` or `whence fit --save`.")]
-Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet, for a saved table; new texts; none for a spec.")]
-Spec = Annotated[
-    Path | None,
-    Option("--spec", help="The Python file passed to `whence fit`, which is run; or the model's folder."),
-]
+Saved = Annotated[Path, Argument(help="What `whence table --save` or `whence fit --save` wrote.")]
+Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet, for a saved table; none for a network.")]
+Spec = Annotated[Path | None, Option("--spec", help="The Python file passed to `whence fit`, which is run.")]
 NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")  # of an explanation, shown by `whence explain`
-VARIANCES = {"ho": "Ho", "hec3": "HeC3"}
 
 
 @console.handle_errors
 def predict(
-    folder: Folder,
+    saved: Saved,
     data: Data = None,
     csv: Annotated[Path | None, Option(help="The CSV file to write.", dir_okay=False)] = None,
     spec: Spec = None,
@@ -57,19 +53,19 @@ def predict(
     Examples:
     - `whence predict bank-fit new.csv` writes new-rows.csv
     - `whence predict bank-fit new.csv --json > rows.json`
-    - `whence predict fitted --spec network.py` for a fit made by `whence fit`
+    - `whence predict network.whence --spec network.py` for a fit made by `whence fit`
     """
     console.check_writable(csv, read=(data, spec))
     output = Output(as_json)
-    saved = _load(folder, data, spec, rows, delimiter, not quiet)
-    path = csv or Path(f"{saved.stem}-rows.csv")
+    query = _load(saved, data, spec, rows, delimiter, not quiet)
+    path = csv or Path(f"{query.stem}-rows.csv")
     written = not as_json or csv is not None
     if written:
         console.check_writable(path, read=(data, spec))
-    frame = saved.frame(verdicts)
+    frame = query.frame(verdicts)
     if written:
         write_csv(path, frame)
-    output.notes(saved.notes)
+    output.notes(query.notes)
     output.head(f"{len(frame):,} predictions" + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
     means = [name for name in frame.columns if name.startswith("mean_")] if "class" not in frame.columns else []
     wanted = ["row", "class", "prediction", "mean", *means[:OUTPUTS], "lower", "upper", "probability"]
@@ -79,19 +75,19 @@ def predict(
     output.rows(frame[heads].head(SHOWN).itertuples(index=False), heads, right)
     if "verdict" in frame.columns:
         print_verdicts(output, count_verdicts(frame["verdict"]), "Why are predictions uncertain?")
-    scores = saved.scores()
+    scores = query.scores()
     if scores:
         output.head("Scores, by the targets in the data")
         output.rows(scores, right=(1,))
     output.say()
     output.files({"csv": path})
     found = {"rows": frame.to_dict(orient="records"), "scores": {one.name: one.value for one in scores}}
-    output.finish({**found, "notes": saved.notes, "files": {"csv": csv}})
+    output.finish({**found, "notes": query.notes, "files": {"csv": csv}})
 
 
 @console.handle_errors
 def explain(
-    folder: Folder,
+    saved: Saved,
     data: Data = None,
     row: Annotated[list[int] | None, Option("--row", "-r", min=1, help="Row of the data, from 1; repeatable.")] = None,
     top: Annotated[int, Option(min=1, help="How many training examples to name.")] = 5,
@@ -106,26 +102,26 @@ def explain(
 
     Examples:
     - `whence explain bank-fit new.csv --row 3 --row 17`
-    - `whence explain fitted new.jsonl --spec model-folder` for texts: the training texts behind them
+    - `whence explain network.whence --spec network.py --row 3`
     """
     output = Output(as_json)
-    saved = _load(folder, data, spec, 0, delimiter, not quiet)
-    content = saved.explain(row, top)
+    query = _load(saved, data, spec, 0, delimiter, not quiet)
+    content = query.explain(row, top)
     for one in content:
-        output.head(f"{saved.unit} {one['row']}: {one['prediction']}")
+        output.head(f"{query.unit} {one['row']}: {one['prediction']}")
         output.say(f"  {one['verdict']}: {one['advice']}")
         output.say(f"  {one['because']}")
-        causes = [[c["row"], percent(c[saved.variance]), c["label"], c["without"]] for c in one["causes"]]
-        heads = [f"training {saved.unit}", f"share of {VARIANCES[saved.variance]}", saved.label, "without it"]
+        causes = [[c["row"], percent(c["hec3"]), c["label"], c["without"]] for c in one["causes"]]
+        heads = [f"training {query.unit}", "share of HeC3", query.label, "without it"]
         output.rows(causes, heads, right=(0, 1, 2, 3))
     output.say()
-    output.say(f"without it: the same in the fit without that training {saved.unit}.")
+    output.say(f"without it: the same in the fit without that training {query.unit}.")
     output.finish(content)
 
 
 @console.handle_errors
 def report(
-    folder: Folder,
+    saved: Saved,
     data: Data = None,
     out: Annotated[Path, Option("--out", "-o", help="The report to write.", dir_okay=False)] = Path("report.html"),
     spec: Spec = None,
@@ -136,47 +132,44 @@ def report(
 ) -> None:
     """Write the HTML report of a saved fit on new rows.
 
-    Examples: `whence report bank-fit new.csv --out new.html`, `whence report fitted --spec network.py`
+    Examples: `whence report bank-fit new.csv --out new.html`, `whence report network.whence --spec network.py`
     """
     console.check_writable(out, read=(data, spec))
     output = Output(as_json)
-    saved = _load(folder, data, spec, rows, delimiter, not quiet)
-    saved.report(out)
-    output.notes(saved.notes)
+    query = _load(saved, data, spec, rows, delimiter, not quiet)
+    query.report(out)
+    output.notes(query.notes)
     output.files({"report": out})
-    output.finish({"report": out, "notes": saved.notes})
+    output.finish({"report": out, "notes": query.notes})
 
 
 def _load(
-    folder: Path, data: Path | None, spec: Path | None, rows: int, delimiter: str | None, progress: bool
+    saved: Path, data: Path | None, spec: Path | None, rows: int, delimiter: str | None, progress: bool
 ) -> SavedNetwork:
     """Load what was saved, and read the rows or inputs of the query."""
-    if (folder / DESCRIPTION).is_file():
-        if data is not None and spec is not None and not spec.is_dir():
+    if saved.is_file():
+        if data is not None or spec is None:
             raise InputError(
-                f"expected no data file with --spec, got {data}: the inputs come from test_loader() in {spec}."
+                f"expected --spec with the Python file that {saved} was fitted with, whose test_loader() gives the "
+                f"inputs, and no other data, got {spec} and {data}."
             )
-        tracer, source, notes = load_fit(folder, spec, progress)
-        if isinstance(source, TextFolder):
-            if data is None:
-                raise InputError("expected a JSONL file with new texts, got none.")
-            return SavedTexts(tracer, source, data, notes)
-        return SavedNetwork(tracer, source.call("test_loader"), notes, source.path.stem)
+        source = SpecFile(spec)
+        tracer = whence.load(saved, source.model(), source.call("train_loader"), progress=progress)
+        return SavedNetwork(tracer, source.call("test_loader"), [], spec.stem)
     if spec is not None:
-        raise InputError(f"expected a folder written by `whence fit --save` with --spec, got another one: {folder}.")
-    columns = read_description(folder).get("columns", [])
+        raise InputError(f"expected a file written by `whence fit --save` with --spec, got {saved}.")
+    columns = read_description(saved).get("columns", [])
     if data is None:
         needed = ", ".join(str(column["name"]) for column in columns)
         raise InputError(f"expected a file with new rows, got none. Columns it needs: {needed}.")
     read = read_table(data, rows, delimiter=delimiter, progress=Progress(progress))
-    return SavedTable(load_table(folder, progress), read.frame, list(read.notes), data.name)
+    return SavedTable(load_table(saved, progress), read.frame, list(read.notes), data.name)
 
 
 class SavedNetwork:
     """Inputs of a loader, predicted by the saved fit of a user's own network."""
 
     unit, label = "example", "residual"
-    variance = "hec3"  # whose shares order training examples
 
     def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
         self.tracer, self.inputs, self.notes, self.stem = tracer, inputs, notes, stem
@@ -229,7 +222,7 @@ class SavedNetwork:
         """Verdicts, and training examples with the largest shares; of the most uncertain rows if none are named."""
         verdicts = self.tracer.explain(self.inputs, top=top)
         numbers = range(1, len(verdicts) + 1)
-        shares = getattr(self.tracer.attribute(self.inputs, top=top), self.variance)
+        shares = self.tracer.attribute(self.inputs, top=top).hec3
         places = choose_places(rows, numbers, verdicts.hec3)
         return [self.explained(at, numbers[at], verdicts, shares) for at in places]
 
@@ -246,7 +239,7 @@ class SavedNetwork:
             "advice": ADVICE[verdict].replace("in `check`", "below"),
             **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
             "causes": [
-                {"row": int(self.examples[example]), self.variance: share, **self.left_out(example)}
+                {"row": int(self.examples[example]), "hec3": share, **self.left_out(example)}
                 for example, share in zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
             ],
         }
@@ -254,7 +247,7 @@ class SavedNetwork:
     def describe(self, at: int) -> str:
         """A prediction in words: the class, or the outputs."""
         if self._answers is None or self._uncertainty.mean.ndim > 2:
-            return ", ".join(number(value, 4) for value in self._uncertainty.mean[at].flatten().tolist())
+            return listing([number(value, 4) for value in self._uncertainty.mean[at].flatten().tolist()], OUTPUTS)
         best, chance, *std = (float(values[at]) for values in self._answers.values())
         return f"class {best:.0f}, probability {probability_text(chance, *std)}"
 
@@ -262,27 +255,6 @@ class SavedNetwork:
         """The label of a training example, or its residual, and what the fit without it predicts instead."""
         residual, left_out = (number(float(one[example].norm())) for one in self._residuals)
         return {"label": residual, "without": left_out}
-
-
-class SavedTexts(SavedNetwork):
-    """New texts, and the training texts behind a language model's predictions in them; all are numbered from one."""
-
-    unit, label = "text", "begins"
-    variance = "ho"  # finds the texts behind an answer; those of HeC3 are texts that nobody could predict
-
-    def __init__(self, tracer: whence.Tracer, source: TextFolder, data: Path, notes: list[str]) -> None:
-        self.new, self.texts = read_texts(data), source.texts
-        inputs = [{name: one for name, one in batch.items() if name != "labels"} for batch in source.batches(self.new)]
-        super().__init__(tracer, inputs, notes, data.stem)
-        self.examples = range(1, len(self.texts) + 1)
-
-    def describe(self, at: int) -> str:
-        """The beginning of a text."""
-        return beginning(self.new[at])
-
-    def left_out(self, example: int) -> dict[str, str]:
-        """The beginning of a training text, and the size of its residual in the fit without it."""
-        return super().left_out(example) | {"label": beginning(self.texts[example])}
 
 
 class SavedTable(SavedNetwork):
@@ -321,7 +293,7 @@ class SavedTable(SavedNetwork):
         places = choose_places(rows, self.rows.index, self._predictions.frame["hec3"] if rows is None else ())
         some = SavedTable(self.fitted, self.rows.iloc[places], [], self.name)
         verdicts = self.fitted.explain(some.rows, top)
-        shares = getattr(self.tracer.attribute(some.inputs, top=top), self.variance)
+        shares = self.tracer.attribute(some.inputs, top=top).hec3
         impossible = self.fitted.impossible(some.rows)
         return [
             some.explained(at, int(number), verdicts, shares, impossible[at])

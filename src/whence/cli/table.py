@@ -84,7 +84,8 @@ def table(
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
     console.check_writable(report_path, csv_path, export, read=(data,))
-    check_folder(save)
+    if save is not None:
+        check_folder(save)
     output = Output(as_json)
     read = read_table(data, rows, delimiter=delimiter, seed=seed, progress=Progress(not quiet))
     if target is None:

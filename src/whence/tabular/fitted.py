@@ -361,7 +361,7 @@ def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None
         if value is not None
     }
     description = {"format": FORMAT, "version": VERSION, "whence": __version__, **asdict(fitted.model), "about": about}
-    with replacing_folder(folder, DESCRIPTION) as new:
+    with replacing_folder(folder) as new:
         (new / DESCRIPTION).write_text(json.dumps(description, indent=1), encoding="utf-8")
         save_file(arrays, new / ARRAYS)
         fitted.tracer.save(new / FIT)
@@ -396,36 +396,28 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
     return FittedTable(model, predictor, tracer, inputs, values.numpy(), rows.numpy(), intervals, usual)
 
 
-def read_description(
-    folder: Path, file: str = DESCRIPTION, kind: tuple[str, int] = (FORMAT, VERSION)
-) -> dict[str, Any]:
-    """The description of a saved table, or of another kind."""
-    path = folder / file
+def read_description(folder: Path) -> dict[str, Any]:
+    """The description of a saved table."""
+    path = folder / DESCRIPTION
     if not path.is_file():
-        raise InputError(
-            f"expected a folder saved by `whence table --save`, got {folder}, which "
-            + (f"has no {file}." if folder.is_dir() else "is a file." if folder.exists() else "does not exist.")
-        )
+        raise InputError(f"expected a folder written by `whence table --save`, got {folder}, which has no {path.name}.")
     try:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        format_, version = description["format"], description["version"]
+        kind = description["format"], description["version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptArtifactError(f"expected the description of a saved fit, got damaged JSON: {path}.") from error
-    if (format_, version) != kind:
+        raise CorruptArtifactError(f"expected the description of a saved table, got damaged JSON: {path}.") from error
+    if kind != (FORMAT, VERSION):
         raise CorruptArtifactError(
-            f"expected {kind[0]!r} of version {kind[1]} in {path}, got {format_!r} of version {version!r}. "
-            f"It may come from another version of whence; this is {__version__}."
+            f"expected {FORMAT!r} of version {VERSION} in {path}, got {kind[0]!r} of version {kind[1]!r}. It may come "
+            f"from another version of whence; this is {__version__}."
         )
     return description
 
 
 @contextmanager
-def replacing_folder(folder: Path, mark: str) -> Iterator[Path]:
-    """A folder to write to, which replaces another once it is complete, and is removed on an error.
-
-    The other folder must be empty, or contain a file with the name `mark`.
-    """
-    check_folder(folder, mark)
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write to, which replaces another once it is complete, and is removed on an error."""
+    check_folder(folder)
     with tempfile.TemporaryDirectory(prefix=".whence-", suffix=".part", dir=folder.absolute().parent) as scratch:
         new = Path(scratch, "new")
         new.mkdir()
@@ -435,13 +427,9 @@ def replacing_folder(folder: Path, mark: str) -> Iterator[Path]:
         os.replace(new, folder)
 
 
-def check_folder(folder: Path | None, mark: str = DESCRIPTION) -> None:
-    """Raise if saving would fail, or would overwrite something else; without a folder nothing is saved."""
-    if folder is None:
-        return
+def check_folder(folder: Path) -> None:
+    """Raise if saving would fail, or would overwrite something else than a saved table."""
     if not folder.absolute().parent.is_dir():
         raise InputError(f"expected a folder that exists to save in, got {folder.parent}. Make it first.")
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"expected the name of a folder to save to, got the file {folder}.")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / mark).is_file():
+    if folder.exists() and not (folder / DESCRIPTION).is_file() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InputError(f"expected a new folder to save to, got {folder}, which contains other files. Choose another.")
