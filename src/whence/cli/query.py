@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 SHOWN = 10  # predictions that are printed
 OUTPUTS = 4  # outputs of a prediction that are printed
+# Columns of predictions that are printed, if they are there.
+COLUMNS = ("row", "class", "prediction", "mean", *(f"mean_{output}" for output in range(OUTPUTS)), "lower", "upper")
+COLUMNS += ("probability", "probability_std", "ho", "hec3", "ratio", "verdict")
 MOST_UNCERTAIN = 3  # rows that are explained if none are named
 
 Saved = Annotated[Path, Argument(help="What `whence table --save` or `whence fit --save` wrote.")]
@@ -58,22 +61,18 @@ def predict(
     console.check_writable(csv, read=(data, spec))
     output = Output(as_json)
     query = _load(saved, data, spec, rows, delimiter, not quiet)
-    path = csv or Path(f"{query.stem}-rows.csv")
-    written = not as_json or csv is not None
-    if written:
-        console.check_writable(path, read=(data, spec))
+    path = csv or (None if as_json else Path(f"{query.stem}-rows.csv"))
+    console.check_writable(path, read=(data, spec))
     frame = query.frame(verdicts)
-    if written:
+    if path is not None:
         write_csv(path, frame)
     output.notes(query.notes)
     output.head(f"{len(frame):,} predictions" + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
-    means = [name for name in frame.columns if name.startswith("mean_")] if "class" not in frame.columns else []
-    wanted = ["row", "class", "prediction", "mean", *means[:OUTPUTS], "lower", "upper", "probability"]
-    wanted += ["probability_std"] if "probability" in frame.columns else ["ho", "hec3"]  # the latter are of logits
-    heads = [name for name in (*wanted, "ratio", "verdict") if name in frame.columns]
+    hidden = ("ho", "hec3") if "probability" in frame.columns else ()  # these are of logits
+    heads = [name for name in COLUMNS if name in frame.columns and name not in hidden]
     right = [index for index, name in enumerate(heads) if name != "verdict"]
     output.rows(frame[heads].head(SHOWN).itertuples(index=False), heads, right)
-    if "verdict" in frame.columns:
+    if verdicts:
         print_verdicts(output, count_verdicts(frame["verdict"]), "Why are predictions uncertain?")
     scores = query.scores()
     if scores:
@@ -82,7 +81,7 @@ def predict(
     output.say()
     output.files({"csv": path})
     found = {"rows": frame.to_dict(orient="records"), "scores": {one.name: one.value for one in scores}}
-    output.finish({**found, "notes": query.notes, "files": {"csv": csv}})
+    output.finish({**found, "notes": query.notes, "files": {"csv": path}})
 
 
 @console.handle_errors

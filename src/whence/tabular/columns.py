@@ -157,7 +157,7 @@ class Numeric:
         """(m,) numbers, or days since 1970; NaN for missing ones."""
         return (parse_numbers if self.kind == "number" else parse_dates)(cells, self.format)
 
-    def encode(self, cells: pandas.Series) -> Any:
+    def encode(self, cells: pandas.Series, codes: bool = False) -> Any:
         """(m, inputs): scaled values, with zero (the mean) for missing ones, and an input that marks them."""
         values = self.parse(cells)
         angles = [2 * math.pi * values / period for period in self.cycles]
@@ -198,21 +198,20 @@ class Category:
         """What the column holds, in words."""
         return f"{len(self.levels)} categories" + " and others" * self.other
 
-    def encode(self, cells: pandas.Series) -> Any:
-        """(m, inputs); an unseen category is encoded like a rare one, or as zeros if none was rare."""
-        codes = self.codes(cells)
-        return (codes[:, None] == numpy.arange(len(self.inputs))).astype(float)
+    def encode(self, cells: pandas.Series, codes: bool = False) -> Any:
+        """(m, inputs) indicators, or (m, 1) numbers of the categories if `codes`.
 
-    def codes(self, cells: pandas.Series) -> Any:
-        """(m,) the number of each category; that of rare and unseen ones is the number of frequent ones."""
+        An unseen category is encoded like a rare one, or as zeros if none was rare.
+        """
         import pandas  # an extra: only tables need it
 
-        codes = pandas.Index(self.levels).get_indexer(self.display(cells))
-        return numpy.where(codes < 0, len(self.levels), codes)
+        found = pandas.Index(self.levels).get_indexer(self.display(cells))[:, None]
+        found = numpy.where(found < 0, len(self.levels), found)
+        return found if codes else (found == numpy.arange(len(self.inputs))).astype(float)
 
     def unrecognized(self, cells: pandas.Series) -> Any:
         """Which cells hold a category that was not in training; rare and new ones cannot be distinguished."""
-        return (self.codes(cells) == len(self.levels)) & (not self.other)
+        return ~numpy.isin(self.display(cells), self.levels) & (not self.other)
 
     def display(self, cells: pandas.Series) -> Any:
         """The categories."""

@@ -26,15 +26,7 @@ from whence.report.usual import UsualValues, frame_of
 from whence.runtime.execution import Progress
 from whence.runtime.model_state import one_thread
 from whence.tabular.boosting import Trees, grow
-from whence.tabular.columns import (
-    STYLES,
-    Category,
-    Column,
-    ExcludedColumn,
-    column_from_json,
-    detect_column,
-    examples,
-)
+from whence.tabular.columns import STYLES, Column, ExcludedColumn, column_from_json, detect_column, examples
 from whence.tabular.network import Trained, build_network, choose_width, initialize, mean_loss, train
 from whence.tabular.target import RowSplit, Target, Task, detect_target, find_column, leak_notes, split_rows
 
@@ -79,26 +71,20 @@ class TableModel:
                 f"{listing(list(map(repr, absent)), 8)}. Columns there are: {listing(list(frame.columns), 20)}."
                 + did_you_mean(absent[0], frame.columns)
             )
-        encoded = [column.encode(frame[column.name]) for column in self.columns]
-        if self.learner == "trees":
-            categories = [
-                column.codes(frame[column.name])[:, None] for column in self.columns if column.kind == "category"
-            ]
-            encoded = categories + [
-                one for one, column in zip(encoded, self.columns, strict=True) if column.kind != "category"
-            ]
+        trees = self.learner == "trees"
+        ordered = sorted(self.columns, key=lambda column: trees and column.kind != "category")
+        encoded = [column.encode(frame[column.name], codes=trees) for column in ordered]
         return torch.from_numpy(numpy.concatenate(encoded, axis=1).astype(numpy.float32))
 
     def unrecognized(self, frame: pandas.DataFrame) -> list[str]:
         """Values that were never in a column in training, in words."""
         notes = []
         for column in self.columns:
-            cells = frame[column.name]
-            odd = cells[column.unrecognized(cells)]
+            odd = frame[column.name][column.unrecognized(frame[column.name])]
+            what = "a category that was not in the training data"
+            what = what if column.kind == "category" else f"text that is not a {column.kind}"
             if len(odd):
-                new = "a category that was not in the training data"
-                what = new if isinstance(column, Category) else f"text that is not a {column.kind}"
-                rows = f"{len(odd)} of {len(cells)} rows"
+                rows = f"{len(odd)} of {len(frame)} rows"
                 notes.append(f"{column.name!r} holds {what} in {rows}, such as {examples(odd)}")
         return notes
 
