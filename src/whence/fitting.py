@@ -24,12 +24,12 @@ from whence.data.batches import Batches, examples_differ, length
 from whence.data.targets import example_fingerprints
 from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
 from whence.estimators import LeaveOneOut, Policy, Unit, assemble, hc1_factor
-from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, default_columns, linearize, with_less_memory
 from whence.jacobian.network import Choice, Network, Selection, follow_own_loss, select, unwrap
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
+from whence.runtime.checkpoint import json_of, open_checkpoint
 from whence.runtime.execution import Execution, Passes, Progress, clock
 from whence.runtime.memory import Budget, is_full, readable
 from whence.runtime.model_state import check_model, fingerprint, preserved, rounded_products
@@ -240,7 +240,7 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
         passes.checkpointed = True
         if processes.rank == 0:
             folder, every = Path(execution.checkpoint), float(execution.checkpoint_seconds)
-            opened = open_checkpoint(folder, every, described, model, examples, limit, batches.progress)
+            opened = open_checkpoint(folder, every, described, model, examples, limit, batches.progress.say)
             passes.checkpoint, limit = opened
         limit = processes.all_gather_object("the checkpoint", limit)[0]
     return Budget(batches.device, limit)

@@ -504,7 +504,7 @@ class Tracer(Fitted):
         replaces an older file only once all of it is on disk. Your own likelihood is not saved: pass it to
         `whence.load` again. Your own structure cannot be saved.
         """
-        save(self, self.step, self.diagnostics, Path(path))
+        save(self, Path(path))
 
     def report(
         self,

@@ -27,7 +27,7 @@ from fits_to_save import (
 from whence.api import STRUCTURES as KNOWN
 from whence.curvature import Auto
 from whence.curvature.leaves import FittedLeaves
-from whence.io.curvature import KINDS
+from whence.io.objects import CURVATURES
 from whence.likelihoods import LIKELIHOODS
 
 dataless = pytest.mark.parametrize("structure", [name for name in STRUCTURES if name not in READS_DATA])
@@ -36,7 +36,7 @@ dataless = pytest.mark.parametrize("structure", [name for name in STRUCTURES if 
 def test_every_structure_and_curvature_is_saved() -> None:
     assert {type(one) for one in STRUCTURES.values()} == set(KNOWN.values()) - {Auto}  # which takes one of them
     fitted = {type(regression(name, "single_output").tracer.bread) for name in STRUCTURES}
-    assert fitted == {kind for kind, *_ in KINDS.values()} - {FittedLeaves}  # of trees: tests/trees saves it
+    assert fitted == set(CURVATURES) - {FittedLeaves}  # of trees: tests/trees saves it
     assert set(LIKELIHOODS) == {"gaussian", "categorical", "bernoulli"}
 
 

@@ -6,17 +6,18 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import isfunction, signature
 from numbers import Integral, Real
-from typing import Any, Literal, Protocol, TextIO, TypeVar, get_args
+from typing import Any, Literal, TextIO, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from whence.errors import InputError, LoaderError, TooLargeError, did_you_mean
+from whence.runtime.checkpoint import Checkpoint, State
 from whence.runtime.memory import trim_heap
 from whence.runtime.processes import ALONE, Distributed, ProcessGroup
 
@@ -187,28 +188,12 @@ class Chunks:
             low = where.stop
 
 
-State = Mapping[str, Tensor]  # tensors by name, to which a pass adds in place
-
-
-class CheckpointWriter(Protocol):
-    """Saves and restores the states of passes."""
-
-    def begin(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
-        """Start the next pass and restore its state; return how many examples it includes, `None` for all."""
-
-    def save_if_due(self, done: int) -> None:
-        """Save the state, which includes `done` examples, if the last save was long ago."""
-
-    def finish(self) -> None:
-        """Save the state, which includes all examples."""
-
-
 @dataclass
 class Passes:
     """The passes of a fit over the training data: which processes share them, and where their sums are saved."""
 
     process_group: ProcessGroup = ALONE  # the processes that share the data
-    checkpoint: CheckpointWriter | None = None  # saves the state of each pass, only in the first process
+    checkpoint: Checkpoint | None = None  # saves the state of each pass, only in the first process
     checkpointed: bool = False  # whether any process saves states
     offset: int = 0  # index of this process's first example among all
     local_examples: int | None = None  # number of examples of this process; `None` for all

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+import re
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -22,7 +24,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from whence.display import listing
-from whence.errors import InputError, NotDeterministicError
+from whence.errors import InputError, NotDeterministicError, StaleModelError
+from whence.runtime.files import printable
 
 # --- Fingerprints -----------------------------------------------------------------------------------------------------
 
@@ -88,6 +91,69 @@ def fingerprint(model: nn.Module) -> dict[str, int]:
     with locked(model):
         tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         return {name: checksum(one) if one.is_cuda else zlib.crc32(as_bytes(one)) for name, one in tensors.items()}
+
+
+ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # in printed options, different in every process
+
+
+def describe_model(model: nn.Module) -> dict[str, list[list[str]]]:
+    """A model in words: what a file says about the model that it belongs to.
+
+    Modules are described by name, class and options as printed, which may differ between versions of torch; parameters
+    and buffers by name, first name of the same tensor, shape, dtype and checksum.
+    """
+    modules = model.named_modules(remove_duplicate=False)
+    first: dict[int, str] = {}
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {
+        "modules": [[name, type(one).__name__, ADDRESS.sub("0x", one.extra_repr())] for name, one in modules],
+        "tensors": [
+            [name, first.setdefault(id(one), name), str(tuple(one.shape)), str(one.dtype), _sha256(one)]
+            for name, one in tensors
+        ],
+    }
+
+
+def _sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(as_bytes(tensor)).hexdigest()
+
+
+def check_same_model(described: Mapping[str, Any], model: nn.Module, same_torch: bool = True) -> None:
+    """Raise unless a model has this description; options of modules are compared for the same version of torch."""
+    here, compared = describe_model(model), 3 if same_torch else 2
+    modules = here["modules"], described["modules"]
+    for mine, saved in zip(*modules, strict=False):
+        if mine[:compared] != saved[:compared]:
+            got, was = (f"{row[0] or 'the model'}: {row[1]}({row[2]})" for row in (mine, saved))
+            raise other_model(f"{got} where {was} was")
+    if len(modules[0]) != len(modules[1]):
+        raise other_model(f"{len(modules[0])} modules instead of {len(modules[1])}")
+    tensors = here["tensors"], described["tensors"]
+    names, wanted = ([row[0] for row in rows] for rows in tensors)
+    if names != wanted:
+        odd = [name for name in [*names, *wanted] if (name in names) != (name in wanted)] or names
+        raise other_model(f"another set of parameters and buffers ({listing(odd)})")
+    changed = []
+    for (name, owner, shape, *rest), (_, other, saved_shape, *saved) in zip(*tensors, strict=True):
+        if owner != other:
+            raise other_model(f"{name}, which shared its weights with {other} and now shares them with {owner}")
+        if shape != saved_shape:
+            raise other_model(f"{name} of shape {shape} instead of {saved_shape}")
+        if rest != saved:
+            changed.append(name)
+    if changed:
+        raise StaleModelError(
+            f"expected the weights and buffers that were fitted, got changes in {listing(changed)}. "
+            "Load the fitted weights into the model, in the same dtype, or fit and save again."
+        )
+
+
+def other_model(got: str) -> StaleModelError:
+    """The error for a model that is not the one that was fitted."""
+    return StaleModelError(
+        f"expected the model that was fitted, got {printable(got, 500)}. Build the same model, and load the fitted "
+        "weights."
+    )
 
 
 # --- Settings of torch, shared by threads -----------------------------------------------------------------------------

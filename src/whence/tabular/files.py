@@ -20,8 +20,8 @@ import numpy
 import torch
 
 from whence.errors import InputError, TooLargeError
-from whence.io.files import replacing
 from whence.runtime.execution import Progress
+from whence.runtime.files import replacing
 from whence.runtime.memory import RESERVE, free_memory, readable
 from whence.tabular.columns import parse_numbers
 
