@@ -168,10 +168,12 @@ def after_fork(reset: Callable[[], None]) -> None:
 class SharedSetting:
     """A change of settings, made when the first thread enters and undone when the last one leaves.
 
+    Threads may enter with a wish. The change is made anew, for all wishes, whenever there are others.
+
     Examples:
         >>> @SharedSetting
         ... @contextmanager
-        ... def door():
+        ... def door(wishes):
         ...     print("open")
         ...     yield
         ...     print("closed")
@@ -182,7 +184,7 @@ class SharedSetting:
         closed
     """
 
-    def __init__(self, change: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(self, change: Callable[[set[bool | None]], AbstractContextManager[object]]) -> None:
         self._change = change
         self._undo = ExitStack()
         self._reset()
@@ -191,41 +193,50 @@ class SharedSetting:
     def _reset(self) -> None:
         self._undo.close()
         self._lock = threading.Lock()
-        self._inside = 0
+        self._wishes: list[bool | None] = []
+        self._made_for: set[bool | None] = set()
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __call__(self, wish: bool | None = None) -> Iterator[None]:
         """Enter and leave."""
         with self._lock:
-            if self._inside == 0:
-                self._undo.enter_context(self._change())
-            self._inside += 1
+            self._wishes.append(wish)
+            self._update()
         try:
             yield
         finally:
             with self._lock:
-                self._inside = max(self._inside - 1, 0)
-                if self._inside == 0:
-                    self._undo.close()
+                if wish in self._wishes:  # not so in a process forked meanwhile
+                    self._wishes.remove(wish)
+                self._update()
+
+    def _update(self) -> None:
+        wishes = set(self._wishes)
+        if wishes != self._made_for:
+            self._undo.close()
+            if wishes:
+                self._undo.enter_context(self._change(wishes))
+            self._made_for = wishes
 
 
 @SharedSetting
 @contextmanager
-def plain_kernels() -> Iterator[None]:
+def plain_kernels(_: object) -> Iterator[None]:
     """Use kernels that support every kind of differentiation, without torch's warnings about them."""
-    with ExitStack() as stack:
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
-        mha.set_fastpath_enabled(False)
-        stack.enter_context(warnings.catch_warnings())
+    fast = mha.get_fastpath_enabled()
+    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=Warning)
         warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-        yield
+        mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            mha.set_fastpath_enabled(fast)
 
 
 @SharedSetting
 @contextmanager
-def without_cudnn() -> Iterator[None]:
+def without_cudnn(_: object) -> Iterator[None]:
     """Disable cuDNN: its recurrent networks can be differentiated only in training mode."""
     before = cudnn.enabled
     cudnn.enabled = False
@@ -237,7 +248,7 @@ def without_cudnn() -> Iterator[None]:
 
 @SharedSetting
 @contextmanager
-def same_draws() -> Iterator[None]:
+def same_draws(_: object) -> Iterator[None]:
     """Restore the random states of torch's CPU generator, numpy and Python afterwards."""
     ours, theirs = random.getstate(), np.random.get_state()  # noqa: NPY002  the global state is what is restored
     with torch.random.fork_rng(devices=()):
@@ -248,52 +259,20 @@ def same_draws() -> Iterator[None]:
             np.random.set_state(theirs)  # noqa: NPY002
 
 
-class _TF32:
-    """Which threads allow products to be rounded to TF32, and which forbid it."""
+@SharedSetting
+@contextmanager
+def rounded_products(wishes: set[bool | None]) -> Iterator[None]:
+    """Allow a GPU to round single-precision products to TF32, which is several times faster, or forbid it.
 
-    def __init__(self) -> None:
-        self._wishes: list[bool] = []
-        self._before = (False, False)
-        self._reset()
-        after_fork(self._reset)
-
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
-        if self._wishes:
-            self._wishes = []
-            self._set()
-
-    @contextmanager
-    def rounded(self, allowed: bool | None) -> Iterator[None]:
-        """Allow a GPU to round single-precision products to TF32, which is several times faster, or forbid it.
-
-        `None` keeps the setting of the caller. While any thread forbids it, nothing is rounded.
-
-        Examples:
-            >>> with rounded_products(True), rounded_products(False):
-            ...     print(torch.backends.cuda.matmul.allow_tf32)
-            False
-        """
-        with self._lock:
-            if not self._wishes:
-                self._before = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32
-            wish = self._before[0] if allowed is None else allowed
-            self._wishes.append(wish)
-            self._set()
-        try:
-            yield
-        finally:
-            with self._lock:
-                if wish in self._wishes:  # not so in a process forked meanwhile
-                    self._wishes.remove(wish)
-                    self._set()
-
-    def _set(self) -> None:
-        products, convolutions = self._before if not self._wishes else (all(self._wishes),) * 2
+    `None` keeps the setting of the caller. While any thread forbids it, nothing is rounded.
+    """
+    products, convolutions = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32
+    rounded = all(products if wish is None else wish for wish in wishes)
+    torch.backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = rounded
+    try:
+        yield
+    finally:
         torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32 = products, convolutions
-
-
-rounded_products = _TF32().rounded
 
 
 @contextmanager
@@ -370,9 +349,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
     """Restore on exit everything that a forward pass may change, also after errors and interrupts.
 
     That is: gradients, `requires_grad`, values of buffers, attributes of every submodule (mode, hooks, caches), and the
-    random states of torch, numpy and Python. Inside, the caller's inference mode and autocast are off, no graph is
-    built by default, and embeddings do not rescale their rows: `check_model` has verified that none is longer than
-    `max_norm`. Other threads that use the model, or another model that shares a submodule, wait.
+    random states of torch, numpy and Python. Inside, the caller's inference mode and autocast are off, and no graph is
+    built by default. Other threads that use the model, or another model that shares a submodule, wait.
     """
     with ExitStack() as stack:
         stack.enter_context(locked(model))
@@ -390,8 +368,6 @@ def preserved(model: nn.Module) -> Iterator[None]:
             stack.enter_context(torch.autocast(kind, enabled=False))
         buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         try:
-            for _, layer in _limited(model):
-                layer.max_norm = None  # it shortens rows of the weight in place
             yield
         finally:
             for now, before in contents:
@@ -414,8 +390,6 @@ def _ids(held: Any) -> Any:
 
 
 # --- What a model must be ---------------------------------------------------------------------------------------------
-
-ROUNDED = 1e-5  # share by which rows of an embedding may exceed its `max_norm`, as after it has shortened them
 
 
 def check_model(model: nn.Module) -> None:
@@ -446,30 +420,6 @@ def check_model(model: nn.Module) -> None:
                 )
             if not bool(torch.isfinite(parameter).all()):
                 raise InputError(f"expected finite weights, got NaN or infinity in {name}. The training has diverged.")
-        for name, layer in _limited(model):
-            _check_rows(name, layer)
-
-
-def _limited(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag]]:
-    """Embeddings with `max_norm`, whose forward pass shortens the rows it looks up, in place."""
-    found = [(name, one) for name, one in model.named_modules() if isinstance(one, (nn.Embedding, nn.EmbeddingBag))]
-    return [(name, one) for name, one in found if one.max_norm is not None]
-
-
-def _check_rows(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
-    """Raise for an embedding whose rows the next forward pass would shorten."""
-    assert layer.max_norm is not None
-    lengths = torch.linalg.vector_norm(layer.weight.detach().double(), layer.norm_type, dim=1)
-    rounding = max(ROUNDED, 4 * torch.finfo(layer.weight.dtype).eps)
-    long = int((lengths > layer.max_norm * (1 + rounding)).sum())
-    if long:
-        weight = f"model.{name}.weight" if name else "model.weight"
-        raise InputError(
-            f"expected rows of {weight} no longer than its max_norm={layer.max_norm:g}, got {long} of {len(lengths)} "
-            "that are: a forward pass would change them, and the model with them. Shorten them first, as it does: "
-            f"with torch.no_grad(): torch.embedding_renorm_({weight}, torch.arange({len(lengths)}), "
-            f"{layer.max_norm:g}, {layer.norm_type:g})."
-        )
 
 
 def check_evaluation_mode(model: nn.Module) -> None:
