@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ from whence.runtime.model_state import (
 
 T = TypeVar("T")
 
-COMPARED = 5  # training batches whose outputs are compared with the fit's
+COMPARED = 5  # first training batches, whose outputs are compared with the fit's
 
 
 def save(fitted: Fitted, path: Path) -> None:
@@ -140,8 +140,8 @@ def _batches(reader: Reader, loader: Iterable[Any] | None, progress: Progress, l
     if reader.read(bool, "next_labels"):  # the model predicts the next token
         retarget = partial(next_labels, ignore_index=getattr(likelihood, "ignore_index", IGNORED))
     sizes, fingerprints = (reader.read(Tensor, name).tolist() for name in ("batches", "fingerprints"))
-    ends = itertools.accumulate(sizes, initial=0)
-    prints = [tuple(fingerprints[start:stop]) for start, stop in itertools.pairwise(ends)]
+    ends = accumulate(sizes, initial=0)
+    prints = [tuple(fingerprints[start:stop]) for start, stop in pairwise(ends)]
     data = NO_DATA if loader is None else loader
     positional = reader.read(int, "positional")
     found = Batches(data, reader.device, progress, [], prints, True, positional, retarget, saved=True)
@@ -202,12 +202,12 @@ def _parts(
 
 
 def _compare(problem: Linearization, bread: Any) -> None:
-    """Check on a few batches that these are the training data, and that the outputs equal those of the fit.
+    """Check on the first batches that these are the training data, and that the outputs equal those of the fit.
 
     Mixtures of outputs are checked on every batch when it is read: see `HessianSketch`.
     """
     first = None
-    for place, batch in problem.batches.sample(COMPARED):
+    for place, batch in enumerate(islice(problem.batches.read(None), COMPARED)):
         first = batch if first is None else first
         if problem.sketch is not None:
             continue

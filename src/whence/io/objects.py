@@ -24,7 +24,7 @@ from whence.curvature.spectral import FittedSpectral, MeatSums, SpectralSandwich
 from whence.curvature.two_bases import TwoBasisWeights
 from whence.data.batches import Batches
 from whence.data.targets import Positions
-from whence.errors import CorruptArtifactError, InputError
+from whence.errors import CorruptArtifactError, InputError, printable
 from whence.estimators import AdjustedResiduals, LeaveOneOut
 from whence.jacobian.gradients import Block
 from whence.jacobian.jacobian import Jacobian
@@ -35,7 +35,7 @@ from whence.jacobian.sketches import HessianSketch, Labels
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Diagnostics, Finding
 from whence.runtime.execution import Passes, Progress
-from whence.runtime.files import SavedFile, damaged, printable
+from whence.runtime.files import SavedFile, damaged
 from whence.runtime.memory import Budget
 
 CURVATURES = (FittedPrimal, FittedLeaves, FittedDual, FittedIterative, FittedSpectral)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from whence._version import __version__
-from whence.errors import InputError, LoaderError
-from whence.runtime.files import SavedFile, damaged, fitting_together, opened, printable, write_file
+from whence.errors import InputError, LoaderError, printable
+from whence.runtime.files import SavedFile, damaged, fitting_together, opened, write_file
 from whence.runtime.model_state import ADDRESS, as_bytes, check_same_model, checksum, describe_model
 
 START = "start.whence"

@@ -9,25 +9,32 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from whence.errors import CorruptArtifactError, FormatError, InputError, MissingFileError, WhenceError, first_line
+from whence.errors import (
+    CorruptArtifactError,
+    FormatError,
+    InputError,
+    MissingFileError,
+    WhenceError,
+    first_line,
+    printable,
+)
+from whence.runtime.model_state import as_bytes
 
 FORMAT = 8  # of files that are written and read
-MAX_HEADER_BYTES, MAX_ENTRIES = 16 * 2**20, 2**20  # a parsed entry takes a hundred bytes
+MOST_CHARACTERS, MOST_ENTRIES = 16 * 2**20, 2**20  # of a manifest: a parsed entry takes a hundred bytes
 DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32)  # that can be saved
-# Start of every header, so that format and checksum are found without parsing.
-START = re.compile(rb'\{"__metadata__":\{"whence":"\{\\"format\\":([0-9]{1,9}),\\"sha256\\":\\"([0-9a-f]{64})\\",')
-ZEROS = b"0" * 64  # placeholder for the checksum while it is computed
+METADATA = re.compile(r'\{"format":([0-9]{1,9}),"sha256":"([0-9a-f]{64})","manifest":(.*)\}', re.DOTALL)
 
 
 @contextmanager
@@ -67,7 +74,12 @@ def _flush(path: Path) -> None:
 
 def write_file(path: Path, manifest: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Save a manifest, which JSON can hold, and tensors."""
-    text = json.dumps({"format": FORMAT, "sha256": ZEROS.decode(), "manifest": manifest}, separators=(",", ":"))
+    text = json.dumps(manifest, separators=(",", ":"))
+    if len(text) > MOST_CHARACTERS or text.count(",") > MOST_ENTRIES:
+        raise InputError(
+            f"expected a fit whose description takes at most {MOST_CHARACTERS} characters and {MOST_ENTRIES} entries, "
+            f"got {len(text)} and {text.count(',')}. Select fewer parameters."
+        )
     apart: dict[str, Tensor] = {}  # safetensors needs contiguous tensors that do not share memory
     storages = set()
     for name, tensor in tensors.items():
@@ -77,31 +89,22 @@ def write_file(path: Path, manifest: Mapping[str, Any], tensors: Mapping[str, Te
         place = (whole.device, whole.untyped_storage().data_ptr())
         apart[name] = whole.clone() if place in storages else whole
         storages.add(place)
+    checksum = _sha256(text, apart.items())
     with replacing(path) as part:
         try:
-            save_file(apart, part, {"whence": text})
+            described = f'{{"format":{FORMAT},"sha256":"{checksum}","manifest":{text}}}'
+            save_file(apart, part, {"whence": described})
         except SafetensorError as error:
             raise OSError(f"{str(path)!r} could not be written: {error}") from error
-        with part.open("r+b") as file:
-            header = file.read(int.from_bytes(file.read(8), "little"))
-            if len(header) > MAX_HEADER_BYTES or header.count(b",") > MAX_ENTRIES:
-                raise InputError(
-                    f"expected a fit whose description takes at most {MAX_HEADER_BYTES} bytes and {MAX_ENTRIES} "
-                    f"entries, got {len(header)} and {header.count(b',')}. Select fewer parameters."
-                )
-            start = header.index(ZEROS)
-            checksum = _sha256(file, header, start)
-            file.seek(8 + start)
-            file.write(checksum)
 
 
-def _sha256(file: BinaryIO, header: bytes, start: int) -> bytes:
-    """Checksum of a whole file, with zeros in place of the checksum itself; the header is already read."""
-    digest = hashlib.sha256(len(header).to_bytes(8, "little"))
-    digest.update(header[:start] + ZEROS + header[start + len(ZEROS) :])
-    while chunk := file.read(2**20):
-        digest.update(chunk)
-    return digest.hexdigest().encode()
+def _sha256(text: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Checksum of a manifest and of names, dtypes, shapes and numbers of tensors, in the order of their names."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(as_bytes(tensor))
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -129,26 +132,6 @@ class SavedFile:
 def opened(path: Path) -> Iterator[SavedFile]:
     """Open a file; raise unless it is a regular file of this format, and undamaged."""
     shown = repr(str(path))
-    _check_file(path, shown)
-    try:
-        with safe_open(path, "pt") as file:
-            yield SavedFile(shown, _manifest(file.metadata()["whence"], shown), frozenset(file.keys()), file)
-    except SafetensorError as error:
-        raise damaged(shown, f"safetensors says: {printable(str(error), 200)}") from None
-
-
-def _manifest(text: str, path: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)["manifest"]
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, f"its manifest cannot be read ({type(error).__name__})") from None
-    if not isinstance(found, dict):
-        raise damaged(path, "its manifest is not a table")
-    return found
-
-
-def _check_file(path: Path, shown: str) -> None:
-    """Check format and checksum, without keeping the contents."""
     if not path.exists():
         raise MissingFileError(
             f"expected a file saved by whence, got {str(path.absolute())!r}, where there is none. Pass the path "
@@ -156,23 +139,35 @@ def _check_file(path: Path, shown: str) -> None:
         )
     if not path.is_file():
         raise InputError(f"expected a file saved by whence, got {shown}, which is not a regular file.")
-    with path.open("rb") as file:
-        length, size = int.from_bytes(file.read(8), "little"), path.stat().st_size
-        if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
-            raise damaged(shown, f"it says that its header has {length} bytes, and it has {size} in all")
-        header = file.read(length)
-        found = START.match(header)
-        if found is None:
-            raise CorruptArtifactError(f"expected a file saved by whence, got something else in {shown}.")
-        if int(found[1]) != FORMAT:
-            raise FormatError(
-                f"expected a file of format {FORMAT}, got format {int(found[1])} in {shown}, which another version "
-                "of whence wrote. Read it with that version, or fit and save again."
-            )
-        if _sha256(file, header, found.start(2)) != found[2]:
-            raise damaged(shown, "its checksum is wrong")
-    if header.count(b",") > MAX_ENTRIES:
-        raise damaged(shown, "its header has more entries than any fit")
+    try:
+        with safe_open(path, "pt") as file:
+            yield SavedFile(shown, _checked_manifest(file, shown), frozenset(file.keys()), file)
+    except SafetensorError as error:
+        raise damaged(shown, f"safetensors says: {printable(str(error), 200)}") from None
+
+
+def _checked_manifest(file: Any, path: str) -> dict[str, Any]:
+    """The manifest of a file whose format and checksum are right."""
+    metadata = METADATA.fullmatch((file.metadata() or {}).get("whence", ""))
+    if metadata is None:
+        raise CorruptArtifactError(f"expected a file saved by whence, got something else in {path}.")
+    version, checksum, text = metadata.groups()
+    if int(version) != FORMAT:
+        raise FormatError(
+            f"expected a file of format {FORMAT}, got format {int(version)} in {path}, which another version of whence "
+            "wrote. Read it with that version, or fit and save again."
+        )
+    if _sha256(text, ((name, file.get_tensor(name)) for name in sorted(file.keys()))) != checksum:
+        raise damaged(path, "its checksum is wrong")
+    if len(text) > MOST_CHARACTERS or text.count(",") > MOST_ENTRIES:
+        raise damaged(path, "its manifest has more entries than any fit")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"its manifest cannot be read ({type(error).__name__})") from None
+    if not isinstance(found, dict):
+        raise damaged(path, "its manifest is not a table")
+    return found
 
 
 def damaged(path: str, what: str) -> CorruptArtifactError:
@@ -193,14 +188,3 @@ def fitting_together(path: str) -> Iterator[None]:
     except Exception as error:
         what = f"its parts do not fit together ({type(error).__name__}: {printable(first_line(error), 200)})"
         raise damaged(path, what) from error
-
-
-def printable(text: str, most: int | None = None) -> str:
-    """A text from a file, for a message: without control characters, and shortened.
-
-    Examples:
-        >>> printable(chr(27) + "[2J").isprintable(), printable("longer", 4)
-        (True, 'long...')
-    """
-    shown = text if most is None or len(text) <= most else f"{text[:most]}..."
-    return "".join(one if one.isprintable() else "\ufffd" for one in shown)

@@ -24,8 +24,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from whence.display import listing
-from whence.errors import InputError, NotDeterministicError, StaleModelError
-from whence.runtime.files import printable
+from whence.errors import InputError, NotDeterministicError, StaleModelError, printable
 
 # --- Fingerprints -----------------------------------------------------------------------------------------------------
 
