@@ -31,6 +31,7 @@ def check_problem(reader: Reader, problem: Linearization) -> None:
         )
         reader.check("units.weights", units.weights, n, units.positions)
     reader.require((sketch is None) == (problem.gram is None), "gram", "there for a fit of some columns alone")
+    reader.check("gram", problem.gram, n, k, k)
     if sketch is not None:
         reader.require(sketch.labels is not None and sketch.columns + 1 == k, "sketch", f"one of {k - 1} columns")
         classes = sketch.labels.classes  # type: ignore[union-attr]  # required above

@@ -12,51 +12,29 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from whence.curvature import FittedCurvature, Groups, Meats, NewtonStep
+from whence.curvature import FittedCurvature, Meats
 from whence.curvature.accumulate import Features, LayerGradients, LayerSizes, TrainingRows
-from whence.curvature.aligned import AlignmentSandwich, FittedDual, FittedIterative
-from whence.curvature.base import RidgePath
-from whence.curvature.kronecker import Spectrum
-from whence.curvature.leaves import FittedLeaves, LeafFeatures, LeafSandwich
-from whence.curvature.primal import FittedPrimal, PrimalSandwich, Projected, Whitening
-from whence.curvature.rotation import Basis, DiagonalMoments, Weights
-from whence.curvature.spectral import FittedSpectral, MeatSums, SpectralSandwich
-from whence.curvature.two_bases import TwoBasisWeights
+from whence.curvature.leaves import LeafFeatures
+from whence.curvature.primal import Projected
 from whence.data.batches import Batches
-from whence.data.targets import Positions
 from whence.errors import CorruptArtifactError, InputError, printable
-from whence.estimators import AdjustedResiduals, LeaveOneOut
-from whence.jacobian.gradients import Block
 from whence.jacobian.jacobian import Jacobian
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.linearization import Folds, Linearization
+from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import Network, Selection
-from whence.jacobian.sketches import HessianSketch, Labels
-from whence.likelihoods import LIKELIHOODS, Likelihood
-from whence.results import Diagnostics, Finding
-from whence.runtime.execution import Passes, Progress
+from whence.likelihoods import Likelihood
+from whence.runtime.execution import Progress
 from whence.runtime.files import SavedFile, damaged
 from whence.runtime.memory import Budget
 
-CURVATURES = (FittedPrimal, FittedLeaves, FittedDual, FittedIterative, FittedSpectral)
-PARTS = (
-    *(AlignmentSandwich, PrimalSandwich, LeafSandwich, SpectralSandwich),
-    *(Jacobian, Projected, LeafFeatures, TrainingRows, Whitening, RidgePath),
-    *(LayerGradients, LayerSizes, Block, Basis, Spectrum, DiagonalMoments, Weights, TwoBasisWeights),
-    *(Linearization, Positions, HessianSketch, Labels),
-    *(LeaveOneOut, Groups, AdjustedResiduals, NewtonStep, Diagnostics, Finding),
-    *LIKELIHOODS.values(),
-)
-CLASSES: dict[str, type] = {kind.__name__: kind for kind in (*CURVATURES, *PARTS)}
-"""Everything that a file may hold, by name."""
-
+FEATURES: tuple[type, ...] = (Jacobian, Projected, LeafFeatures)  # the classes of the protocol `Features`
 LIVE: tuple[type, ...] = (
-    *(Network, Selection, Batches, Likelihood, LeafSum, Linearization, FittedCurvature, Meats, torch.dtype),
-    *(Budget, Progress, Passes, Folds, MeatSums),
+    *(Network, Selection, Batches, Likelihood, Progress, Budget, LeafSum, torch.dtype),
+    *(Linearization, FittedCurvature, Meats),
 )
-"""Types of fields that are not saved: who reads a file has them, or they have defaults."""
+"""Types of fields that are not saved: who reads a file has such an object."""
 
-DERIVED = {"captures", "saved", "white_curvature"}  # names of further fields that are not saved
+DERIVED = {"captures", "folds", "passes", "saved", "summed_meats", "white_curvature"}  # fields that are not saved
 PARTIAL: dict[type, dict[str, Any]] = {
     LayerGradients: {"sizes": LayerSizes, "notes": list[str]},
     TrainingRows: {"features": Features},
@@ -64,27 +42,20 @@ PARTIAL: dict[type, dict[str, Any]] = {
 }
 """What is saved of objects that are built from a problem."""
 
-SHAPES: dict[type, dict[str, str]] = {
-    Linearization: {
-        "outputs": "n k",
-        "residuals": "n k",
-        "hessian_roots": "n k q",
-        "sample_weights": "n",
-        "gram": "n k k",
-    },
-    Positions: {"weights": "n t"},
-    Labels: {"floors": "n s"},
-    AdjustedResiduals: {"hec2": "n k", "hec3": "n k", "leverage": "n k"},
-    NewtonStep: {"change": "n k", "direction": "d"},
-    FittedCurvature: {"leverage_blocks": "n k k"},
-    FittedPrimal: {"step": "r", "change": "n k"},
-    Whitening: {"scale": "r", "inverse": "r r"},
-    PrimalSandwich: {"matrices": "r r", "total": "r"},
-    LeafFeatures: {"basis": "leaves directions", "sums": "leaves sums"},
-    FittedDual: {"kernel": "nk nk", "factor": "nq nq", "inner_weights": "n k"},
-    FittedSpectral: {"noise": "k k", "change": "n k"},
+SHAPES = {
+    "Linearization": {"outputs": "n k", "residuals": "n k", "hessian_roots": "n k q", "sample_weights": "n"},
+    "Labels": {"floors": "n s"},
+    "AdjustedResiduals": {"hec2": "n k", "hec3": "n k", "leverage": "n k"},
+    "NewtonStep": {"change": "n k", "direction": "d"},
+    "FittedCurvature": {"leverage_blocks": "n k k"},
+    "FittedPrimal": {"step": "r", "change": "n k"},
+    "Whitening": {"scale": "r", "inverse": "r r"},
+    "PrimalSandwich": {"matrices": "r r", "total": "r"},
+    "LeafFeatures": {"basis": "leaves directions", "sums": "leaves sums"},
+    "FittedDual": {"kernel": "nk nk", "factor": "nq nq", "inner_weights": "n k"},
+    "FittedSpectral": {"noise": "k k", "change": "n k"},
 }
-"""Axes of tensors in the dtype of the algebra. The first tensor with an axis sets its size."""
+"""Axes of tensors in the dtype of the algebra, by class and field. The first tensor with an axis sets its size."""
 
 
 @cache
@@ -101,6 +72,14 @@ def saved_fields(kind: type) -> dict[str, Any]:
         return PARTIAL[kind]
     named = annotated(kind).items()
     return {name: hint for name, hint in named if name not in DERIVED and live_type(hint) is None}
+
+
+def saved_classes(hint: type) -> list[type]:
+    """The classes of whence whose objects a field may hold."""
+    found = list(FEATURES if hint is Features else [hint])
+    for kind in found:
+        found += kind.__subclasses__()
+    return [kind for kind in found if kind.__module__.startswith("whence.")]
 
 
 def live_type(hint: Any) -> type | None:
@@ -131,7 +110,7 @@ class Writer:
             found = self._known[id(value)] = self._tensor(value, name)
             return found
         kind: type = type(value)
-        if kind not in CLASSES.values():
+        if not kind.__module__.startswith("whence."):
             raise InputError(
                 f"expected a structure of whence itself to save, got {kind.__name__}, which whence cannot write. Fit "
                 "with one of whence's structures, or save the model and fit again."
@@ -187,8 +166,8 @@ class Reader:
         if (hint in (bool, int) and type(node) is hint) or (hint is float and type(node) in (int, float)):
             return node
         if kind is None and isinstance(hint, type) and hint.__module__ != "builtins" and type(node) is dict:
-            found = self._tensor(node) if hint is Tensor else self._object(node, name)
-            if hint is Features or isinstance(found, hint):
+            found = self._tensor(node) if hint is Tensor else self._object(hint, node, name)
+            if isinstance(found, FEATURES if hint is Features else hint):
                 return found
         raise self.wrong(name, getattr(hint, "__name__", str(hint)))
 
@@ -210,15 +189,15 @@ class Reader:
             self._known[name] = found if shape is None else found.expand(shape)
         return self._known[name]
 
-    def _object(self, node: dict[str, Any], name: str) -> Any:
+    def _object(self, hint: type, node: dict[str, Any], name: str) -> Any:
         if "same" in node:
             return self._known.get(str(node["same"]))
-        kind = CLASSES.get(str(node.get("class")))
+        kind = next((one for one in saved_classes(hint) if one.__name__ == node.get("class")), None)
         if kind is None:
-            raise self.wrong(name, "an object of whence")
-        parts = {part: self._value(hint, node.get(part), f"{name}.{part}") for part, hint in saved_fields(kind).items()}
+            raise self.wrong(name, hint.__name__)
+        parts = {part: self._value(of, node.get(part), f"{name}.{part}") for part, of in saved_fields(kind).items()}
         for base in kind.__mro__:
-            for part, axes in SHAPES.get(base, {}).items():
+            for part, axes in SHAPES.get(base.__name__, {}).items():
                 for tensor in parts[part].values() if isinstance(parts[part], dict) else [parts[part]]:
                     self.check(f"{name}.{part}", tensor, *axes.split())
         found = self._known[name] = self._from_problem(kind, parts) if kind in PARTIAL else self._built(kind, parts)
