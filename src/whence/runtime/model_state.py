@@ -1,4 +1,4 @@
-"""Leaving a model as it was found: fingerprints of its weights, settings of torch, locks between threads, checks."""
+"""Leaving a model as it was found: fingerprints of its weights, a lock for threads, settings of torch, checks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import re
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -155,72 +155,35 @@ def other_model(got: str) -> StaleModelError:
     )
 
 
-# --- Settings of torch, shared by threads -----------------------------------------------------------------------------
+# --- One thread at a time ---------------------------------------------------------------------------------------------
+
+LOCKS = [threading.RLock()]  # the only one, which forked processes replace: they do not inherit the threads
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=lambda: LOCKS.__setitem__(0, threading.RLock()))
 
 
-def after_fork(reset: Callable[[], None]) -> None:
-    """Call `reset` in forked processes, which do not inherit the threads."""
-    if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-        os.register_at_fork(after_in_child=reset)
+@contextmanager
+def locked(model: nn.Module) -> Iterator[None]:
+    """Let no other thread use a model through whence, nor change settings and random states, which threads share.
 
-
-class SharedSetting:
-    """A change of settings, made when the first thread enters and undone when the last one leaves.
-
-    Threads may enter with a wish. The change is made anew, for all wishes, whenever there are others.
+    A thread may lock again what it has already locked.
 
     Examples:
-        >>> @SharedSetting
-        ... @contextmanager
-        ... def door(wishes):
-        ...     print("open")
-        ...     yield
-        ...     print("closed")
-        >>> with door(), door():
-        ...     print("two inside")
-        open
-        two inside
-        closed
+        >>> with locked(nn.Linear(3, 4)), locked(nn.ReLU()):
+        ...     print("mine")
+        mine
     """
-
-    def __init__(self, change: Callable[[set[bool | None]], AbstractContextManager[object]]) -> None:
-        self._change = change
-        self._undo = ExitStack()
-        self._reset()
-        after_fork(self._reset)
-
-    def _reset(self) -> None:
-        self._undo.close()
-        self._lock = threading.Lock()
-        self._wishes: list[bool | None] = []
-        self._made_for: set[bool | None] = set()
-
-    @contextmanager
-    def __call__(self, wish: bool | None = None) -> Iterator[None]:
-        """Enter and leave."""
-        with self._lock:
-            self._wishes.append(wish)
-            self._update()
-        try:
-            yield
-        finally:
-            with self._lock:
-                if wish in self._wishes:  # not so in a process forked meanwhile
-                    self._wishes.remove(wish)
-                self._update()
-
-    def _update(self) -> None:
-        wishes = set(self._wishes)
-        if wishes != self._made_for:
-            self._undo.close()
-            if wishes:
-                self._undo.enter_context(self._change(wishes))
-            self._made_for = wishes
+    if not isinstance(model, nn.Module):
+        raise InputError(f"expected a torch.nn.Module as model, got {type(model).__name__}.")
+    with LOCKS[0]:
+        yield
 
 
-@SharedSetting
+# --- Settings of torch ------------------------------------------------------------------------------------------------
+
+
 @contextmanager
-def plain_kernels(_: object) -> Iterator[None]:
+def plain_kernels() -> Iterator[None]:
     """Use kernels that support every kind of differentiation, without torch's warnings about them."""
     fast = mha.get_fastpath_enabled()
     with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
@@ -233,9 +196,8 @@ def plain_kernels(_: object) -> Iterator[None]:
             mha.set_fastpath_enabled(fast)
 
 
-@SharedSetting
 @contextmanager
-def without_cudnn(_: object) -> Iterator[None]:
+def without_cudnn() -> Iterator[None]:
     """Disable cuDNN: its recurrent networks can be differentiated only in training mode."""
     before = cudnn.enabled
     cudnn.enabled = False
@@ -245,33 +207,36 @@ def without_cudnn(_: object) -> Iterator[None]:
         cudnn.enabled = before
 
 
-@SharedSetting
 @contextmanager
-def same_draws(_: object) -> Iterator[None]:
-    """Restore the random states of torch's CPU generator, numpy and Python afterwards."""
+def rounded_products(allowed: bool | None) -> Iterator[None]:
+    """Allow a GPU to round single-precision products to TF32, which is several times faster, or forbid it.
+
+    `None` keeps the setting of the caller, for convolutions too.
+
+    Examples:
+        >>> with rounded_products(True), rounded_products(False):
+        ...     print(torch.backends.cuda.matmul.allow_tf32)
+        False
+    """
+    before = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32
+    wanted = before[0] if allowed is None else allowed
+    torch.backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = wanted
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@contextmanager
+def same_draws(devices: Sequence[int]) -> Iterator[None]:
+    """Restore the random states of torch on the CPU and these GPUs, of numpy and Python afterwards."""
     ours, theirs = random.getstate(), np.random.get_state()  # noqa: NPY002  the global state is what is restored
-    with torch.random.fork_rng(devices=()):
+    with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
             random.setstate(ours)
             np.random.set_state(theirs)  # noqa: NPY002
-
-
-@SharedSetting
-@contextmanager
-def rounded_products(wishes: set[bool | None]) -> Iterator[None]:
-    """Allow a GPU to round single-precision products to TF32, which is several times faster, or forbid it.
-
-    `None` keeps the setting of the caller. While any thread forbids it, nothing is rounded.
-    """
-    products, convolutions = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32
-    rounded = all(products if wish is None else wish for wish in wishes)
-    torch.backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = rounded
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32 = products, convolutions
 
 
 @contextmanager
@@ -292,54 +257,6 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# --- One thread at a time ---------------------------------------------------------------------------------------------
-
-
-class _ModelLocks:
-    """Which thread uses which modules, and how often it has locked them."""
-
-    def __init__(self) -> None:
-        self._reset()
-        after_fork(self._reset)
-
-    def _reset(self) -> None:
-        self._released = threading.Condition()
-        self._owners: dict[int, list[int]] = {}  # for each module in use, its thread once per lock
-
-    @contextmanager
-    def locked(self, model: nn.Module) -> Iterator[None]:
-        """Lock a model and all its submodules, once no other thread uses any of them through whence.
-
-        A thread may lock again what it has already locked.
-
-        Examples:
-            >>> body = nn.Linear(3, 4)
-            >>> with locked(nn.Sequential(body, nn.ReLU())), locked(body):
-            ...     print("mine")
-            mine
-        """
-        if not isinstance(model, nn.Module):
-            raise InputError(f"expected a torch.nn.Module as model, got {type(model).__name__}.")
-        keys = {id(module) for module in model.modules()}
-        me = threading.get_ident()
-        with self._released:
-            self._released.wait_for(lambda: all(me in self._owners.get(key, (me,)) for key in keys))
-            for key in keys:
-                self._owners.setdefault(key, []).append(me)
-        try:
-            yield
-        finally:
-            with self._released:
-                for key in keys & self._owners.keys():
-                    self._owners[key].pop()
-                    if not self._owners[key]:
-                        del self._owners[key]
-                self._released.notify_all()
-
-
-locked = _ModelLocks().locked
-
-
 # --- A model left as it was found -------------------------------------------------------------------------------------
 
 
@@ -349,7 +266,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
 
     That is: gradients, `requires_grad`, values of buffers, attributes of every submodule (mode, hooks, caches), and the
     random states of torch, numpy and Python. Inside, the caller's inference mode and autocast are off, and no graph is
-    built by default. Other threads that use the model, or another model that shares a submodule, wait.
+    built by default. Other threads wait.
     """
     with ExitStack() as stack:
         stack.enter_context(locked(model))
@@ -359,8 +276,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
         contents = [(one, one.copy()) for one in held]
         parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
         devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-        stack.enter_context(same_draws())
-        stack.enter_context(torch.random.fork_rng(devices=devices, enabled=bool(devices)))
+        stack.enter_context(same_draws(devices))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         for kind in {"cpu", *(p.device.type for p in model.parameters())}:
