@@ -150,6 +150,8 @@ LIES: dict[str, Callable[[Forged], Any]] = {
     "notes": lambda f: f.manifest.update(loader_notes="none"),
     "diagnostics": lambda f: f.manifest["diagnostics"]["findings"][0].update(value={}),
     "model": lambda f: f.manifest.update(model=None),
+    "modules": lambda f: f.manifest["model"].update(modules=[[]]),
+    "rows": lambda f: f.manifest["model"]["tensors"].update({"0.weight": []}),
     "tables": lambda f: f.manifest["model"].update(tensors=[[]]),
     "part": lambda f: f.manifest.update(bread=[]),
 }
@@ -241,7 +243,7 @@ def test_words_of_a_file_do_not_reach_the_terminal_as_they_are(fit: Fit, path: P
     again = whence.load(forged.write(path), fit.model)
     assert str(again.diagnostics).splitlines()[0] == "note\ufffd[2J: \ufffd]0;title\ufffd (two\ufffdlines)"
     assert again.bread.notes == ["\ufffd[31mred"]
-    forged.manifest["model"]["modules"][0][1] = "\x1b[2J" + "x" * 10_000
+    forged.manifest["model"]["modules"][""] = "\x1b[2J" + "x" * 10_000
     with pytest.raises(whence.StaleModelError) as caught:
         whence.load(forged.write(path), fit.model)
     assert str(caught.value).isprintable()

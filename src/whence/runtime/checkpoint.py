@@ -84,7 +84,7 @@ class Checkpoint:
 def open_checkpoint(
     folder: Path,
     every: float,
-    options: Mapping[str, Any],
+    options: Mapping[str, str],
     model: nn.Module,
     fingerprints: Tensor,
     limit: int,
@@ -92,8 +92,8 @@ def open_checkpoint(
 ) -> tuple[Checkpoint, int]:
     """Begin or continue a checkpoint; also return the memory limit of the fit, in bytes.
 
-    The folder may already hold a checkpoint of the same fit: the same options (in JSON), model and fingerprints (n,) of
-    the training examples. Its memory limit then replaces `limit`.
+    The folder may already hold a checkpoint of the same fit: the same options, model and fingerprints (n,) of the
+    training examples. Its memory limit then replaces `limit`.
     """
     _prepare(folder)
     options = {"whence": __version__, "torch": torch.__version__, **options}
@@ -125,15 +125,15 @@ def _prepare(folder: Path) -> None:
         )
 
 
-def _check_same_fit(saved: SavedFile, options: Mapping[str, Any], model: nn.Module, fingerprints: Tensor) -> int:
+def _check_same_fit(saved: SavedFile, options: Mapping[str, str], model: nn.Module, fingerprints: Tensor) -> int:
     """Raise unless the checkpoint belongs to this fit; return its memory limit."""
     described = saved.manifest
-    for name in dict.fromkeys([*options, *described["options"]]):
-        there, here = (printable(str(one.get(name)), 200) for one in (described["options"], options))
-        if described["options"].get(name) != options.get(name):
+    for name, here in options.items():
+        there = described["options"].get(name)
+        if there != here:
             raise InputError(
-                f"expected a checkpoint of this fit, got one with {name} {there} instead of {here} in {saved.path}. "
-                "Use the same options, or another folder."
+                f"expected a checkpoint of this fit, got one with {name} {printable(str(there), 200)} instead of "
+                f"{printable(here, 200)} in {saved.path}. Use the same options, or another folder."
             )
     check_same_model(described["model"], model)
     seen = saved.tensor("fingerprints")
@@ -148,21 +148,14 @@ def _check_same_fit(saved: SavedFile, options: Mapping[str, Any], model: nn.Modu
     return int(described["limit"])
 
 
-def json_of(option: Any, depth: int = 3) -> Any:
-    """An option as JSON: the same text for the same option, down to `depth` levels of nested objects.
+def option_text(option: Any) -> str:
+    """An option as text, the same for the same option.
 
     Examples:
-        >>> json_of(torch.float64), json_of(0.5), json_of(len)
-        ('torch.float64', 0.5, 'builtins.len')
+        >>> option_text(torch.float64), option_text(0.5)
+        ('torch.float64', '0.5')
     """
-    if option is None or isinstance(option, (bool, int, float, str)):
-        return option
-    if isinstance(option, Tensor):
-        return f"a tensor of checksum {checksum(option)}"
-    if callable(option) and hasattr(option, "__qualname__"):
-        return f"{option.__module__}.{option.__qualname__}"
-    inner = getattr(option, "__dict__", None)
-    if inner is None or isinstance(option, torch.dtype) or depth == 0:
-        return ADDRESS.sub("0x", repr(option))
-    kind = f"{type(option).__module__}.{type(option).__qualname__}"
-    return {"kind": kind, **{name: json_of(value, depth - 1) for name, value in sorted(inner.items())}}
+    text = repr(option)
+    if " object at 0x" in text and hasattr(option, "__dict__"):
+        text = f"{type(option).__qualname__}({vars(option)})"
+    return ADDRESS.sub("0x", text)

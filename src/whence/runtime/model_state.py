@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import re
@@ -95,52 +94,40 @@ def fingerprint(model: nn.Module) -> dict[str, int]:
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # in printed options, different in every process
 
 
-def describe_model(model: nn.Module) -> dict[str, list[list[str]]]:
-    """A model in words: what a file says about the model that it belongs to.
-
-    Modules are described by name, class and options as printed, which may differ between versions of torch; parameters
-    and buffers by name, first name of the same tensor, shape, dtype and checksum.
-    """
-    modules = model.named_modules(remove_duplicate=False)
+def describe_model(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """A model in words, for the file of a fit: what its modules print, and form and checksum of its tensors."""
     first: dict[int, str] = {}
-    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return {
-        "modules": [[name, type(one).__name__, ADDRESS.sub("0x", one.extra_repr())] for name, one in modules],
-        "tensors": [
-            [name, first.setdefault(id(one), name), str(tuple(one.shape)), str(one.dtype), _sha256(one)]
-            for name, one in tensors
-        ],
+        "modules": {
+            name: f"{type(one).__name__}({ADDRESS.sub('0x', one.extra_repr())})"
+            for name, one in model.named_modules(remove_duplicate=False)
+        },
+        "tensors": {
+            name: [first.setdefault(id(one), name), str(tuple(one.shape)), str(one.dtype), checksum(one)]
+            for named in (model.named_parameters, model.named_buffers)
+            for name, one in named(remove_duplicate=False)
+        },
     }
-
-
-def _sha256(tensor: Tensor) -> str:
-    return hashlib.sha256(as_bytes(tensor)).hexdigest()
 
 
 def check_same_model(described: Mapping[str, Any], model: nn.Module, same_torch: bool = True) -> None:
     """Raise unless a model has this description; options of modules are compared for the same version of torch."""
-    here, compared = describe_model(model), 3 if same_torch else 2
-    modules = here["modules"], described["modules"]
-    for mine, saved in zip(*modules, strict=False):
-        if mine[:compared] != saved[:compared]:
-            got, was = (f"{row[0] or 'the model'}: {row[1]}({row[2]})" for row in (mine, saved))
-            raise other_model(f"{got} where {was} was")
-    if len(modules[0]) != len(modules[1]):
-        raise other_model(f"{len(modules[0])} modules instead of {len(modules[1])}")
-    tensors = here["tensors"], described["tensors"]
-    names, wanted = ([row[0] for row in rows] for rows in tensors)
-    if names != wanted:
-        odd = [name for name in [*names, *wanted] if (name in names) != (name in wanted)] or names
+    here = describe_model(model)
+    modules, saved = here["modules"], described["modules"]
+    for name in dict.fromkeys([*modules, *saved]):
+        got, was = (each.get(name, "nothing") for each in (modules, saved))
+        if (got if same_torch else got.partition("(")[0]) != (was if same_torch else was.partition("(")[0]):
+            raise other_model(f"{name or 'the model'}: {got} where {name or 'the model'}: {was} was")
+    tensors, saved = here["tensors"], described["tensors"]
+    if odd := [name for name in [*tensors, *saved] if (name in tensors) != (name in saved)]:
         raise other_model(f"another set of parameters and buffers ({listing(odd)})")
-    changed = []
-    for (name, owner, shape, *rest), (_, other, saved_shape, *saved) in zip(*tensors, strict=True):
-        if owner != other:
-            raise other_model(f"{name}, which shared its weights with {other} and now shares them with {owner}")
-        if shape != saved_shape:
-            raise other_model(f"{name} of shape {shape} instead of {saved_shape}")
-        if rest != saved:
-            changed.append(name)
-    if changed:
+    for name, (owner, shape, *_) in tensors.items():
+        if owner != saved[name][0]:
+            shared = f"shared its weights with {saved[name][0]} and now shares them with {owner}"
+            raise other_model(f"{name}, which {shared}")
+        if shape != saved[name][1]:
+            raise other_model(f"{name} of shape {shape} instead of {saved[name][1]}")
+    if changed := [name for name, row in tensors.items() if row != saved[name]]:
         raise StaleModelError(
             f"expected the weights and buffers that were fitted, got changes in {listing(changed)}. "
             "Load the fitted weights into the model, in the same dtype, or fit and save again."
