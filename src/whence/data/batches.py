@@ -256,18 +256,16 @@ def _plain(inputs: Inputs) -> Inputs:
 
 def check_weights(weights: Any, size: int, where: str) -> None:
     """Raise unless these are numbers for `size` examples, finite and not below zero."""
-    advice = (
-        "The third part of a batch (or the key 'sample_weight') is a tensor with one weight for each example; several "
-        "inputs go into a tuple: ((a, b), targets)."
-    )
-    if not isinstance(weights, Tensor):
-        raise InputError(f"expected sample weights as a tensor in {where}, got {type(weights).__name__}. {advice}")
-    shaped = weights.ndim > 0 and len(weights) == size  # weights of positions are checked once outputs are known
-    if shaped and (weights.dtype == torch.bool or weights.is_complex()):
-        raise InputError(f"expected sample weights as numbers in {where}, got {weights.dtype}. {advice}")
+    numbers = isinstance(weights, Tensor) and weights.dtype != torch.bool and not weights.is_complex()
+    shaped = numbers and weights.ndim > 0 and len(weights) == size  # weights of positions are checked with the outputs
     wrong = ~(torch.isfinite(weights) & (weights >= 0)) if shaped else None
     if wrong is None or (weights.ndim > 1 and bool(wrong.any())):  # more likely an input than weights of positions
-        raise ShapeError(f"expected sample weights of shape ({size},) in {where}, got {tuple(weights.shape)}. {advice}")
+        got = describe(weights) or type(weights).__name__
+        raise (ShapeError if numbers else InputError)(
+            f"expected sample weights as numbers of shape ({size},) in {where}, got {got}. The third part of a batch "
+            "(or the key 'sample_weight') is a tensor with one weight for each example; several inputs go into a "
+            "tuple: ((a, b), targets)."
+        )
     if bool(wrong.any()):
         at = int(wrong.int().argmax())
         raise InputError(

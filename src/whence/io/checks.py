@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.curvature import FittedCurvature, Meats
+from whence.curvature import FittedCurvature, Meats, NewtonStep
 from whence.curvature.accumulate import LayerGradients, working_precision
 from whence.curvature.aligned import FittedIterative
 from whence.curvature.primal import FittedPrimal, Projected
@@ -23,12 +23,12 @@ from whence.jacobian.linearization import Linearization
 
 def check_problem(reader: Reader, problem: Linearization) -> None:
     """Check chunks, positions and sampled labels."""
-    n, k, units, sketch = problem.n, problem.k, problem.units, problem.sketch
+    n, k, units, sketch, roots = problem.n, problem.k, problem.units, problem.sketch, problem.hessian_roots
+    reader.sizes |= {"nk": n * k, "nq": n * (k if roots is None else roots.shape[2])}
     reader.require(problem.chunk_size is None or problem.chunk_size > 0, "chunk_size", "a number of examples")
     if units is not None:
-        reader.require(
-            min(units.shape) > 0 and units.positions * units.width == k, "units", f"positions of {k} outputs"
-        )
+        whole = min(units.shape) > 0 and units.positions * units.width == k
+        reader.require(whole, "units", f"positions of {k} outputs")
         reader.check("units.weights", units.weights, n, units.positions)
     reader.require((sketch is None) == (problem.gram is None), "gram", "there for a fit of some columns alone")
     reader.check("gram", problem.gram, n, k, k)
@@ -40,12 +40,22 @@ def check_problem(reader: Reader, problem: Linearization) -> None:
         reader.require(known, "classes", f"classes below {sketch.width}, or -1")
 
 
-def check_units(reader: Reader, loo: LeaveOneOut, meats: Meats, sigma: Tensor) -> None:
-    """Check groups and noise."""
+def check_fields(
+    reader: Reader,
+    meats: Meats,
+    loo: LeaveOneOut,
+    step: NewtonStep,
+    sigma: Tensor,
+    held_out: Tensor | None,
+    **_: object,
+) -> None:
+    """Check the units that are left out, the noise and the step."""
     problem, groups, roots = loo.problem, loo.groups, meats.roots["ho"]
     width = problem.width if problem.sketch is None else 1
     reader.check("sigma", sigma, width, width)
     reader.check("noise_roots", roots, 1 if len(roots) == 1 else "n", "k", "columns")
+    reader.require((step.direction is not None) == loo.recenter, "step.direction", "there for a recentered fit alone")
+    reader.require(held_out is None or held_out.shape == (problem.n,), "held_out", f"{problem.n} errors")
     if groups is not None:
         reader.require(2 <= groups.counted <= groups.total, "groups", "two groups or more")
         _check_index(reader, "groups", groups.index, groups.total, "n")
@@ -67,7 +77,8 @@ def check_curvature(reader: Reader, bread: FittedCurvature, sandwich: Any, meats
     elif isinstance(bread, FittedIterative):
         reader.require(0 <= bread.tolerance <= 1 <= bread.iterations, "tolerance", "at most one")
     elif isinstance(bread, FittedSpectral):
-        reader.require({*sandwich.names} == {*meats.roots, "jackknife", "laplace"}, "names", "those of this version")
+        estimators = sorted([*meats.roots, "jackknife", "laplace"])
+        reader.require(sorted(sandwich.names) == estimators, "names", "those of this version")
         _check_blocks(reader, bread.stream)
         spectrum = bread.spectrum
         lists = (bread.bases, bread.rotations, sandwich.weights, spectrum.curvature, spectrum.noise)

@@ -13,19 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from whence._version import __version__
-from whence.curvature import FittedCurvature, Meats, NewtonStep, Sandwich
+from whence.curvature import FittedCurvature, Meats, Sandwich
 from whence.curvature.spectral import SpectralSandwich
 from whence.data.batches import NO_DATA, Batches
 from whence.errors import InputError, StaleModelError
-from whence.estimators import AdjustedResiduals, LeaveOneOut
 from whence.influence.fitted import Fitted, using_model
-from whence.io.checks import check_curvature, check_problem, check_units
-from whence.io.objects import Reader, Writer
+from whence.io.checks import check_curvature, check_fields, check_problem
+from whence.io.objects import Reader, Writer, annotated
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import IGNORED, Network, Selection, next_labels
 from whence.likelihoods import LIKELIHOODS, Likelihood
-from whence.results import Diagnostics
 from whence.runtime.execution import Progress
 from whence.runtime.files import damaged, fitting_together, opened, write_file
 from whence.runtime.memory import Budget
@@ -39,6 +37,9 @@ from whence.runtime.model_state import (
 )
 
 T = TypeVar("T")
+
+FIELDS = ("loo", "adjusted", "step", "sigma", "noise_scale", "hc1_factor", "held_out", "diagnostics")
+"""Fields of a fit that are saved as they are, besides those that need each other."""
 
 COMPARED = 5  # first training batches, whose outputs are compared with the fit's
 
@@ -62,17 +63,8 @@ def save(fitted: Fitted, path: Path) -> None:
         "limits": [problem.budget.limit, bread.problem.budget.limit],
         "dtype": str(problem.dtype),
         "problem": problem,
-        "loo": fitted.loo,
-        "adjusted": fitted.adjusted,
-        "step": fitted.step,
         "noise_roots": fitted.meats.roots["ho"],
-        "bread": bread,
-        "sandwich": fitted.sandwich,
-        "sigma": fitted.sigma,
-        "noise_scale": fitted.noise_scale,
-        "hc1_factor": fitted.hc1_factor,
-        "held_out": fitted.held_out,
-        "diagnostics": fitted.diagnostics,
+        **{name: getattr(fitted, name) for name in ("bread", "sandwich", *FIELDS)},
     }
     written = {name: writer.write(part, name) for name, part in parts.items()}
     versions = {"whence": __version__, "torch": torch.__version__}
@@ -140,10 +132,8 @@ def _batches(reader: Reader, loader: Iterable[Any] | None, progress: Progress, l
     if reader.read(bool, "next_labels"):  # the model predicts the next token
         retarget = partial(next_labels, ignore_index=getattr(likelihood, "ignore_index", IGNORED))
     sizes, fingerprints = (reader.read(Tensor, name).tolist() for name in ("batches", "fingerprints"))
-    ends = accumulate(sizes, initial=0)
-    prints = [tuple(fingerprints[start:stop]) for start, stop in pairwise(ends)]
-    data = NO_DATA if loader is None else loader
-    positional = reader.read(int, "positional")
+    prints = [tuple(fingerprints[start:stop]) for start, stop in pairwise(accumulate(sizes, initial=0))]
+    data, positional = NO_DATA if loader is None else loader, reader.read(int, "positional")
     found = Batches(data, reader.device, progress, [], prints, True, positional, retarget, saved=True)
     found.notes = reader.read(list[str], "loader_notes")  # the fit's notes about the loader
     return found
@@ -167,14 +157,13 @@ def _parts(
     problem: Linearization = read(Linearization, "problem")
     check_problem(reader, problem)
     reader.live[Linearization] = problem
-    loo, adjusted, step = read(LeaveOneOut, "loo"), read(AdjustedResiduals, "adjusted"), read(NewtonStep, "step")
+    parts = {name: read(annotated(Fitted)[name], name) for name in FIELDS}
+    loo, adjusted, step = parts["loo"], parts["adjusted"], parts["step"]
     problem = replace(problem, folds=loo.folds)
-    reader.require((step.direction is not None) == loo.recenter, "step.direction", "there for a recentered fit alone")
     residuals = loo.residuals(slice(0, problem.n), step.change)
     roots = {"ho": read(Tensor, "noise_roots"), **loo.roots_from(residuals, adjusted)}
     meats = reader.live[Meats] = Meats(roots, adjusted.hec3, loo.deletions, loo.groups)
-    sigma = read(Tensor, "sigma")
-    check_units(reader, loo, meats, sigma)
+    check_fields(reader, meats, **parts)
     reader.live[Linearization] = replace(problem, budget=Budget(device, limits[1]))
     bread = reader.live[FittedCurvature] = read(FittedCurvature, "bread")
     sandwich = read(Sandwich, "sandwich")
@@ -186,19 +175,7 @@ def _parts(
         sandwich = replace(sandwich, fitted=bread)
     if problem.sketch is not None:
         problem.sketch.saved, batches.views = problem.gram, problem.sketch.views
-    return {
-        "problem": problem,
-        "bread": bread,
-        "sandwich": sandwich,
-        "meats": meats,
-        "adjusted": adjusted,
-        "step": step,
-        "loo": loo,
-        "sigma": sigma,
-        "held_out": read(Tensor | None, "held_out"),
-        **{name: read(float, name) for name in ("noise_scale", "hc1_factor")},
-        "diagnostics": read(Diagnostics, "diagnostics"),
-    }
+    return {**parts, "problem": problem, "bread": bread, "sandwich": sandwich, "meats": meats}
 
 
 def _compare(problem: Linearization, bread: Any) -> None:
