@@ -24,12 +24,12 @@ from whence.data.batches import Batches, examples_differ, length
 from whence.data.targets import example_fingerprints
 from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
 from whence.estimators import LeaveOneOut, Policy, Unit, assemble, hc1_factor
-from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, default_columns, linearize, with_less_memory
 from whence.jacobian.network import Choice, Network, Selection, follow_own_loss, select, unwrap
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
+from whence.runtime.checkpoint import open_checkpoint, option_text
 from whence.runtime.execution import Execution, Passes, Progress, clock
 from whence.runtime.memory import Budget, is_full, readable
 from whence.runtime.model_state import check_model, fingerprint, preserved, rounded_products
@@ -148,14 +148,14 @@ class FitOptions:
         """How to treat leverages near one."""
         return self.structure.policy if self.leverage == "auto" else self.leverage
 
-    def to_json(self, selection: Selection) -> dict[str, Any]:
+    def as_texts(self, selection: Selection) -> dict[str, str]:
         """Everything that a result depends on, in addition to model and data."""
         names = ("chunk_size", "max_memory", "dtype", "precision", "seed")
         execution = {name: getattr(self.execution, name) for name in names}
         own = {name: value for name, value in vars(self).items() if name != "execution"}
         groups = None if self.groups is None else hashlib.sha256(repr(self.groups).encode()).hexdigest()
         everything = {**own, **execution, "parameters": ", ".join(selection.parameters), "groups": groups}
-        return {name: json_of(value) for name, value in everything.items()}
+        return {name: option_text(value) for name, value in everything.items()}
 
 
 def run_fit(
@@ -221,7 +221,7 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
     passes.memory_limited, passes.scratch = execution.max_memory is not None, execution.scratch
     if not passes.shared and execution.checkpoint is None:
         return Budget(batches.device, limit)
-    described = options.to_json(selection)
+    described = options.as_texts(selection)
     same = {**described, "checkpoint": execution.checkpoint is not None}, fingerprint(model)
     first, *others = processes.all_gather_object("the options", same)
     for rank, other in enumerate(others, start=1):
@@ -240,7 +240,7 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
         passes.checkpointed = True
         if processes.rank == 0:
             folder, every = Path(execution.checkpoint), float(execution.checkpoint_seconds)
-            opened = open_checkpoint(folder, every, described, model, examples, limit, batches.progress)
+            opened = open_checkpoint(folder, every, described, model, examples, limit, batches.progress.say)
             passes.checkpoint, limit = opened
         limit = processes.all_gather_object("the checkpoint", limit)[0]
     return Budget(batches.device, limit)

@@ -41,7 +41,6 @@ from whence.io import save
 from whence.jacobian.views import SelectedOutputs
 from whence.likelihoods import Likelihood
 from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, join, without_padding
-from whence.runtime.execution import asks_back
 from whence.trust import Trust, assess
 
 if TYPE_CHECKING:
@@ -80,7 +79,6 @@ def output_positions(choice: str | tuple[int, ...], likelihood: Likelihood, outp
     return torch.tensor(list(listed), device=outputs.device).expand(n, -1)
 
 
-@asks_back
 @dataclass(frozen=True, repr=False)
 class Tracer(Fitted):
     """A trained network with its curvature and the weights of its training examples. Made by `whence.fit`.
@@ -504,7 +502,7 @@ class Tracer(Fitted):
         replaces an older file only once all of it is on disk. Your own likelihood is not saved: pass it to
         `whence.load` again. Your own structure cannot be saved.
         """
-        save(self, self.step, self.diagnostics, Path(path))
+        save(self, Path(path))
 
     def report(
         self,

@@ -25,7 +25,8 @@ from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import in_half
 from whence.linalg import gradients_not_finite
-from whence.runtime.execution import Chunks, State, partial_data_error
+from whence.runtime.checkpoint import State
+from whence.runtime.execution import Chunks, partial_data_error
 from whence.runtime.memory import Budget, drop_pages, on_disk, readable
 from whence.runtime.model_state import one_thread, rounded_products
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import jvp, vmap
 
 from whence.data.batches import Inputs, batch_size, take
@@ -23,10 +23,9 @@ from whence.jacobian.network import Network, Selection
 from whence.jacobian.record import OneByOne, gradients
 from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.execution import Chunks
-from whence.runtime.model_state import locked, plain_kernels
+from whence.runtime.model_state import plain_kernels
 
 CHUNK_BYTES = 256 * 2**20  # largest chunk of Jacobian rows, unless `chunk_size` is given
-FORWARD_MODE = nn.Module()  # a lock: torch counts levels of forward mode for the whole process
 
 
 @dataclass(eq=False)
@@ -166,7 +165,7 @@ class Jacobian:
             pushed = jvp(lambda values: self.network.with_parameters(values, inputs), (parameters,), (tangents,))
             return pushed[1]
 
-        with locked(FORWARD_MODE), torch.no_grad(), plain_kernels():  # no graph for unselected parameters
+        with torch.no_grad(), plain_kernels():  # no graph for unselected parameters
             found: Tensor = vmap(along, randomness="same")(directions)
         return found.to(self.dtype)
 

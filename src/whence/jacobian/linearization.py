@@ -21,7 +21,8 @@ from whence.jacobian.sketches import ALL_COLUMNS, ALL_OUTPUTS, COLUMNS, HessianS
 from whence.jacobian.views import OutputView
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import eigh
-from whence.runtime.execution import Execution, Passes, Precision, Progress, State
+from whence.runtime.checkpoint import State
+from whence.runtime.execution import Execution, Passes, Precision, Progress
 from whence.runtime.memory import Budget, free_memory, readable
 
 CHUNK_SHARE = 0.05  # largest share of the memory budget for a chunk of Jacobian rows

@@ -17,8 +17,8 @@ import numpy
 import torch
 
 from whence.errors import InputError, TooLargeError, WhenceError
-from whence.io.files import replacing
 from whence.runtime.execution import Progress
+from whence.runtime.files import replacing
 from whence.runtime.memory import RESERVE, free_memory, readable
 
 if TYPE_CHECKING:
