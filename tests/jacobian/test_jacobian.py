@@ -131,7 +131,7 @@ def test_models_that_torch_func_cannot_follow(name: str, device: torch.device) -
     kind, failures = HARD[name]
     notes = check(kind().double().to(device), inputs_and_targets(device)[0])
     for failure in failures:
-        assert any(note.startswith(failure) for note in notes), notes
+        assert any(failure in note for note in notes), notes
 
 
 class Constant(nn.Module):
@@ -281,25 +281,6 @@ def test_slopes_at_sizes_where_torch_vmap_is_wrong(size: int) -> None:
     """torch's rule for the slopes of PReLU raises at most sizes of a batch, and is silently wrong at others."""
     model = nn.Sequential(nn.PReLU(2), nn.Flatten(), nn.Linear(18, 2)).double()
     check(model, torch.randn(size, 2, 3, 3, dtype=torch.float64))
-
-
-class Refused(nn.Module):
-    """Takes no seven examples at once, as many as the capture is verified on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) == 7:
-            raise RuntimeError("seven are too many")
-        outputs: Tensor = self.layer(x).tanh()
-        return outputs
-
-
-def test_models_that_the_capture_refuses_run_one_example_at_a_time() -> None:
-    notes = check(Refused().double(), inputs_and_targets()[0])
-    assert any(note.startswith("the capture of layers failed (") for note in notes), notes
 
 
 def test_weights_without_a_part_in_the_outputs(generator: torch.Generator) -> None:

@@ -27,7 +27,6 @@ from whence.runtime.model_state import checksum
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 WEIGHT_KEY = "sample_weight"
-SEARCHED = 64  # number of examples, and of batches, searched for two examples that differ
 
 Inputs = Any  # inputs of a model: a tensor, a tuple of positional arguments, or a mapping of keyword arguments
 Call = Callable[[Inputs], Tensor]  # runs a model on a batch: outputs (n, k)
@@ -186,21 +185,6 @@ class Batches:
         raw = to_device(self._first, self.device)
         targets = raw[1] if self.target_transform is None else self.target_transform(raw[1])
         return next(iter(self._viewed(Batch(raw[0], targets, 0, len(targets), raw[2]), 0)))
-
-    def distinct_inputs(self) -> Inputs:
-        """The inputs of a first batch whose examples are all equal, joined with inputs of later batches."""
-        inputs = self.first().inputs
-        local: list[Inputs] = []
-        for number, batch in enumerate(self.read(None)):
-            local.append(take(batch.inputs, slice(0, SEARCHED)))
-            compatible = can_concatenate(inputs, local[-1])
-            if number == SEARCHED or not compatible or examples_differ(concatenate([inputs, local[-1]])):
-                break
-        group = self.passes.process_group
-        sent = local if group.alone else to_device(local, torch.device("cpu"))
-        gathered = [one for each in group.all_gather_object("the first examples", sent) for one in each]
-        others = [one for one in to_device(gathered, self.device) if can_concatenate(inputs, one)]
-        return concatenate([inputs, *others])
 
     def _changed(self, got: str) -> LoaderError:
         """The error for data that differ from an earlier pass."""
@@ -366,20 +350,6 @@ def take(inputs: Inputs, rows: slice | Tensor) -> Inputs:
     return tree_map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, inputs)
 
 
-def can_concatenate(one: Inputs, other: Inputs) -> bool:
-    """Whether two batches can be concatenated: same structure, dtypes and shapes, except for the number of examples."""
-    sides = [tree_flatten(inputs) for inputs in (one, other)]
-    if sides[0][1] != sides[1][1]:
-        return False
-    pairs = [(a, b) for a, b in zip(sides[0][0], sides[1][0], strict=True) if isinstance(a, Tensor)]
-    return all(isinstance(b, Tensor) and a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in pairs)
-
-
-def concatenate(batches: Sequence[Inputs]) -> Inputs:
-    """Concatenate batches; anything but tensors is taken from the first."""
-    return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0], *batches)
-
-
 R = TypeVar("R")
 
 
@@ -400,11 +370,6 @@ def combine(results: Sequence[R], how: Callable[[list[Tensor]], Tensor]) -> R:
         found = replace(found, **{name: combine([getattr(one, name) for one in parts], how) for name in names})
     together: R = found
     return together
-
-
-def examples_differ(inputs: Inputs) -> bool:
-    """Whether any of the first examples differs from the first one."""
-    return any(bool((leaf[:SEARCHED] != leaf[:1]).any()) for leaf in tensors_of(inputs))
 
 
 # --- Loaders ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
-from whence.data.batches import Call, Inputs, batch_size, take
+from whence.data.batches import Call, Inputs, batch_size
 from whence.jacobian.gradients import (
     Block,
     Dense,
@@ -33,11 +33,13 @@ from whence.jacobian.gradients import (
 )
 from whence.jacobian.rules.base import (
     Arguments,
+    CallSite,
     Function,
     Intercept,
     Keywords,
     ParameterView,
     Record,
+    Recorder,
     Root,
     Tracked,
     Use,
@@ -71,12 +73,14 @@ class Walk(NamedTuple):
     records: list[Record]  # uses the outputs depend on, except those with no rows (an expert without examples)
     unrecorded: set[str]  # parameters that the outputs depend on in a way that was not recorded
     may_reorder: bool  # whether some function may move rows of the batch to other rows, as sorting does
+    sites: Mapping[CallSite, bool]  # whether outputs of calls were taken to have a batch axis
 
 
-def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Tensor]) -> Walk:
+def walk(outputs: Tensor, recorder: Recorder, parameters: Mapping[str, Tensor]) -> Walk:
     """Walk from the outputs (n, k) back to parameters and recorded uses, and stop there."""
+    records = recorder.records
     if not outputs.requires_grad:
-        return Walk(outputs, [], set(), False)
+        return Walk(outputs, [], set(), False, recorder.sites)
     names = {id(parameter): (name,) for name, parameter in parameters.items()}
     stops: dict[Edge, list[int]] = {}
     for at, record in enumerate(records):
@@ -102,7 +106,7 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
             elif not may_reorder and n > 1:
                 may_reorder = _may_reorder(node, n, last=node is first.node)
     used = [records[at] for at in sorted(reached) if 0 not in records[at].shape]
-    return Walk(outputs, used, unrecorded, may_reorder)
+    return Walk(outputs, used, unrecorded, may_reorder, recorder.sites)
 
 
 OWN_FUNCTIONS: tuple[Any, ...] = (Columns, ConvolutionBackward, ScaleBackward, Relu)  # these keep rows in place
@@ -135,13 +139,6 @@ def _by_index(node: Any, n: int) -> bool:
     return any((_size(node, axis) if sizes is None else sizes[axis]) % n == 0 for axis, _ in indexed)
 
 
-def _by_matrix(node: Any, n: int) -> bool:
-    """A product with an n x n matrix, which may be a permutation of the examples."""
-    sizes = getattr(node, "_saved_self_sym_sizes", None) or getattr(getattr(node, "_saved_self", None), "shape", None)
-    sizes = sizes or (_size(node, 0), _size(node, 1), n)  # `bmm` keeps its factors only if they are needed
-    return tuple(sizes[-2:]) == (n, n) and tuple(sizes[:-2]) in ((), (1,))
-
-
 def _size(node: Any, axis: int) -> int:
     """Size of an axis of the node's output; 0, a multiple of any n, if this version of torch does not store it."""
     known = getattr(node, "_input_metadata", None)
@@ -157,7 +154,6 @@ REORDERING: dict[str, Callable[[Any, int], bool]] = {
     **dict.fromkeys(("Take", "Put", "MaskedSelect", "MaskedScatter", "CopySlices"), lambda node, n: True),
     **dict.fromkeys(("PackPaddedSequence", "RepeatInterleave"), lambda node, n: True),
     **dict.fromkeys(("Index", "IndexPut", "IndexPutImpl"), _by_index),
-    **dict.fromkeys(("Mm", "Bmm"), _by_matrix),
     "Embedding": lambda node, n: bool(getattr(node.next_functions[0][0], "next_functions", ())),  # not of a parameter
     "Cat": lambda node, n: signed(getattr(node, "_saved_dim", 0)) == 0,
     "Stack": lambda node, n: signed(getattr(node, "_saved_dim", 0)) == 0 and len(node.next_functions) == n,
@@ -410,25 +406,28 @@ def _common_rows(index: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # --- What no rule covers ----------------------------------------------------------------------------------------------
-#
-# The functional fallback gives per-example gradients of any parameter, whatever the model does with it. Wherever a
-# torch function takes the parameter, it is replaced by one copy for each example; `torch.vmap` runs the model on every
-# example with its own copy, and ordinary backward passes give the gradients in the copies. If vmap does not support the
-# model (control flow that depends on data), the examples are run one at a time.
 
 
-class Vectorized:
-    """All examples at once, through `torch.vmap`."""
+class PerExample:
+    """Gradients of single examples in any parameter, whatever the model does with it.
 
-    def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
+    From outputs (n, k) and a copy of each parameter for every example; for one example the parameters themselves.
+    """
+
+    def __init__(self, outputs: Tensor, parameters: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> None:
+        self._outputs, self._parameters, self._copies = outputs, parameters, copies
+
+    @classmethod
+    def vectorized(cls, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> PerExample:
+        """Run the model on all examples by `torch.vmap`, with a copy wherever a torch function takes a parameter."""
         n = batch_size(inputs, "this batch")
-        self._copies = {name: p.detach().expand(n, *p.shape).requires_grad_() for name, p in parameters.items()}
+        copies = {name: p.detach().expand(n, *p.shape).requires_grad_() for name, p in parameters.items()}
 
         def single(values: dict[str, Tensor], example: Inputs) -> Tensor:
-            copies = {id(parameter): values[name] for name, parameter in parameters.items()}
+            own = {id(parameter): values[name] for name, parameter in parameters.items()}
 
             def substituted(function: Function, args: Arguments, kwargs: Keywords) -> Any:
-                args, kwargs = tree_map(lambda value: copies.get(id(value), value), (args, kwargs))
+                args, kwargs = tree_map(lambda value: own.get(id(value), value), (args, kwargs))
                 return function(*args, **kwargs)
 
             one = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, example)
@@ -437,27 +436,11 @@ class Vectorized:
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
         with differentiable(), plain_kernels():  # the fused attention kernels have no rule under vmap
-            self._outputs: Tensor = torch.vmap(single, in_dims=(0, axes))(self._copies, inputs)
+            outputs = torch.vmap(single, in_dims=(0, axes))(copies, inputs)
+        return cls(outputs, parameters, copies)
 
-    def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
-        """Per-example gradients (n, c, *shape) for cotangents (c, n, k), one backward pass for each."""
-        copies, final = list(self._copies.values()), len(cotangents) - 1
-        each = [gradients(self._outputs, copies, u, keep=not last or at < final) for at, u in enumerate(cotangents)]
-        return {name: torch.stack(grads, 1) for name, grads in zip(self._copies, zip(*each, strict=True), strict=True)}
-
-
-class OneByOne:
-    """One example at a time, with the parameters themselves."""
-
-    def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
-        self._parameters = parameters
-        with differentiable():
-            self._rows = [call(take(inputs, slice(at, at + 1))) for at in range(batch_size(inputs, "this batch"))]
-
-    def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
-        """Per-example gradients (n, c, *shape), one backward pass for each example and cotangent."""
-        leaves, examples = list(self._parameters.values()), []
-        for at, row in enumerate(self._rows):
-            each = [gradients(row, leaves, u) for u in cotangents[:, at : at + 1]]
-            examples.append([torch.stack(grads) for grads in zip(*each, strict=True)])
-        return dict(zip(self._parameters, map(torch.stack, zip(*examples, strict=True)), strict=True))
+    def gradients(self, cotangents: Tensor) -> dict[str, Tensor]:
+        """Gradients (n, c, *shape) for cotangents (c, n, k), by one backward pass for each; the graph is kept."""
+        each = zip(*(gradients(self._outputs, list(self._copies.values()), u) for u in cotangents), strict=True)
+        n, pairs = len(self._outputs), zip(self._parameters.items(), each, strict=True)
+        return {name: torch.stack([one.reshape(n, *p.shape) for one in grads], 1) for (name, p), grads in pairs}
