@@ -193,8 +193,10 @@ MODELS: dict[str, Model] = {
     "EmbeddingBag, mean": Model(Bags, words),
     "EmbeddingBag, sum": Model(lambda: Bags(mode="sum", weighted=True), words),
     "EmbeddingBag, padding": Model(lambda: Bags(mode="mean", padding_idx=2), words),
-    "EmbeddingBag, offsets": Model(lambda: Bags(offsets=True), words),
-    "EmbeddingBag, last offset": Model(lambda: Bags(offsets=True, last=True, mode="sum"), words),
+    "EmbeddingBag, offsets": Model(lambda: Bags(offsets=True), words, frozenset({"inner.weight"})),
+    "EmbeddingBag, last offset": Model(
+        lambda: Bags(offsets=True, last=True, mode="sum"), words, frozenset({"inner.weight"})
+    ),
     "EmbeddingBag, max": Model(lambda: Bags(mode="max"), words, frozenset({"inner.weight"})),
     "attention": Model(lambda: SelfAttention(batch_first=True), tokens),
     "attention, sequence first": Model(lambda: SelfAttention(batch_first=False, bias=False), tokens),

@@ -289,9 +289,8 @@ def test_weights_without_a_part_in_the_outputs(generator: torch.Generator) -> No
     inputs = torch.randn(4, 3, generator=generator, dtype=torch.float64)
     cotangents = torch.randn(5, 4, 2, generator=generator, dtype=torch.float64)
     outputs = inputs @ used
-    for batched in (True, False):
-        found = gradients(outputs, [used, unused], cotangents if batched else cotangents[0], batched=batched)
-        expected = torch.einsum("ni,cno->cio", inputs, cotangents)
-        torch.testing.assert_close(found[0], expected if batched else expected[0])
+    for some in (cotangents, cotangents[:1]):
+        found = gradients(outputs, [used, unused], some)
+        torch.testing.assert_close(found[0], torch.einsum("ni,cno->cio", inputs, some))
         assert found[1].shape == found[0].shape
         assert not any(one.requires_grad or bool(one.any()) for one in found[1:])

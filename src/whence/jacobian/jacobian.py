@@ -44,7 +44,6 @@ class Jacobian:
         self._chunks = Chunks(self.notes, "tangents")
         self._capture: Capture | None = None
         self._forward_mode: bool | None = None  # whether it works; None if not yet tried
-        self._batched_backward = True
 
     @property
     def size(self) -> int:
@@ -103,33 +102,22 @@ class Jacobian:
 
     def vjp(self, inputs: Inputs, cotangents: Tensor) -> Tensor:
         """J^T u summed over the batch, for several cotangents at once: (q, n, k) -> (q, d)."""
+        leaves = list(self.selection.parameters.values())
 
         def pull(where: slice) -> Tensor:
             with torch.enable_grad(), plain_kernels():
                 outputs = self.network(take(inputs, where))
                 wanted = cotangents[:, where].to(outputs.dtype)
                 step = 1 if isinstance(inputs, SoftmaxColumns) else max(1, self.chunk(1) // len(outputs))
-                return torch.cat([self._backward(outputs, part) for part in wanted.split(step)])
+                each = (gradients(outputs, leaves, part) for part in wanted.split(step))
+                parts = zip(*each, strict=True)
+                return torch.cat([torch.cat(one).reshape(len(wanted), -1) for one in parts], dim=1).to(self.dtype)
 
         size = batch_size(inputs, "this batch")
         total = torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=self.network.device)
         for _, part in self._chunks.of(size, self.chunk_size or size, pull):
             total += part
         return total
-
-    def _backward(self, outputs: Tensor, cotangents: Tensor) -> Tensor:
-        """J^T u for cotangents (q, n, k): (q, d)."""
-        leaves = list(self.selection.parameters.values())
-        if self._batched_backward and len(cotangents) > 1:
-            try:
-                found = gradients(outputs, leaves, cotangents, batched=True)
-                return torch.cat([one.flatten(1) for one in found], dim=1).to(self.dtype)
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except Exception:  # vmap does not support it: one cotangent at a time always works
-                self._batched_backward = False
-        each = [torch.cat([one.flatten() for one in gradients(outputs, leaves, u)]) for u in cotangents]
-        return torch.stack(each).to(self.dtype)
 
     def jvp(self, inputs: Inputs, directions: Tensor) -> Tensor:
         """J v for several directions at once: (q, d) -> (q, n, k)."""

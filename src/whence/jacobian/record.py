@@ -213,17 +213,26 @@ def make_blocks(records: Iterable[Record], parameters: Mapping[str, Tensor]) -> 
 # --- Backward passes --------------------------------------------------------------------------------------------------
 
 
-def gradients(
-    outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor, *, keep: bool = True, batched: bool = False
-) -> list[Tensor]:
-    """Dense gradients in the leaves, zeros if unused; torch's `materialize_grads` does not support batches."""
-    found: Sequence[Tensor | None] = [None] * len(leaves)
-    options: Any = {"retain_graph": keep, "allow_unused": True, "is_grads_batched": batched}
-    if outputs.requires_grad:
-        found = torch.autograd.grad(outputs, leaves, cotangents, **options)
-    lead = (len(cotangents),) if batched else ()
-    filled = [leaf.new_zeros(*lead, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
-    return [one.to_dense() if one.is_sparse else one for one in filled]
+def gradients(outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor) -> list[Tensor]:
+    """Dense gradients (c, *shape) in the leaves for cotangents (c, n, k); zeros if unused. The graph is kept."""
+
+    def pull(cotangent: Tensor, batched: bool) -> list[Tensor]:
+        options: Any = {"retain_graph": True, "allow_unused": True, "is_grads_batched": batched}
+        found = torch.autograd.grad(outputs, leaves, cotangent, **options)
+        lead = (len(cotangent),) if batched else ()
+        filled = [leaf.new_zeros(*lead, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
+        return [one.to_dense() if one.is_sparse else one for one in filled]
+
+    if not outputs.requires_grad:
+        return [leaf.new_zeros(len(cotangents), *leaf.shape) for leaf in leaves]
+    if len(cotangents) > 1:
+        try:
+            return pull(cotangents, batched=True)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception:  # a function without a vectorised form: one cotangent at a time always works
+            pass
+    return [torch.stack(grads) for grads in zip(*(pull(one, batched=False) for one in cotangents), strict=True)]
 
 
 def output_gradients(
@@ -299,12 +308,9 @@ def _to_roots(source: Tracked, grads: Tensor) -> Iterator[tuple[Root, Tensor]]:
         yield roots[0], grads.transpose(-1, -2) if view.transposed else grads
     else:
         flat = grads.flatten(0, 1).to(source.tensor.dtype)
-        found = torch.autograd.grad(
-            source.tensor, [r.tensor for r in roots], flat, retain_graph=True, allow_unused=True, is_grads_batched=True
-        )
+        found = gradients(source.tensor, [root.tensor for root in roots], flat)
         for root, values in zip(roots, found, strict=True):
-            if values is not None:
-                yield root, values.unflatten(0, grads.shape[:2])
+            yield root, values.unflatten(0, grads.shape[:2])
 
 
 # --- Tangents ---------------------------------------------------------------------------------------------------------
@@ -441,6 +447,6 @@ class PerExample:
 
     def gradients(self, cotangents: Tensor) -> dict[str, Tensor]:
         """Gradients (n, c, *shape) for cotangents (c, n, k), by one backward pass for each; the graph is kept."""
-        each = zip(*(gradients(self._outputs, list(self._copies.values()), u) for u in cotangents), strict=True)
-        n, pairs = len(self._outputs), zip(self._parameters.items(), each, strict=True)
+        each = [gradients(self._outputs, list(self._copies.values()), one[None]) for one in cotangents]
+        n, pairs = len(self._outputs), zip(self._parameters.items(), zip(*each, strict=True), strict=True)
         return {name: torch.stack([one.reshape(n, *p.shape) for one in grads], 1) for (name, p), grads in pairs}

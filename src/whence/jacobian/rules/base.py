@@ -166,16 +166,25 @@ class Recorder(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, through its reader if there is one and an argument is tracked."""
+        """Call the function, through its reader if there is one and an argument is tracked.
+
+        What any other function makes of tracked tensors alone is tracked.
+        """
         keywords = kwargs or {}
-        reader = self.readers.get(func)
-        if reader is None:
-            return func(*args, **keywords)
         arguments = flat_arguments(args, keywords)
         if not self.tracks(*arguments):
             return func(*args, **keywords)
-        self._arguments = arguments
-        return reader(self, func, args, keywords)
+        reader = self.readers.get(func)
+        if reader is not None:
+            self._arguments = arguments
+            return reader(self, func, args, keywords)
+        out = func(*args, **keywords)
+        sources = [self.source(one) for one in arguments if isinstance(one, Tensor)]
+        tracked = [source for source in sources if source is not None]
+        if len(tracked) == len(sources):
+            for one in out if isinstance(out, (tuple, list)) else (out,):
+                self.track(one, *tracked)
+        return out
 
     def tracks(self, *tensors: Any) -> bool:
         """Whether any of these is a tracked tensor."""
