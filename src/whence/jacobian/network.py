@@ -33,13 +33,12 @@ from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
 from whence.jacobian.views import OutputView
 from whence.runtime.model_state import plain_kernels, without_cudnn
 
-# Largest differences of outputs, relative to the largest output: between two calls (GPUs sum in any order); between an
-# example alone and in its batch; between machines (on a GPU at least 1e-2, as products may be rounded to TF32).
-TOLERANCES = {
-    "repeated": {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1},
-    "alone": {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 3e-2, torch.bfloat16: 1e-1},
-    "on another machine": {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1},
-}
+# Largest differences of outputs, relative to the largest output: between two calls (GPUs sum in any order), between an
+# example alone and in its batch, and between machines.
+REPEATED = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2}
+ALONE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 3e-2}
+ELSEWHERE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2}
+COARSE = 1e-1  # the same for bfloat16
 CHECKED_EXAMPLES = 256  # examples of the first batch whose outputs are checked first
 CHECKED_BATCHES = 32  # batches in which two examples are also run alone; later only in batches 2^i
 
@@ -55,21 +54,19 @@ class Network:
         self._compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
         self._slots = parameter_slots(model)
 
+        dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
+        self._coarsest = max(dtypes, key=lambda one: torch.finfo(one).eps, default=torch.float32)
+
     @property
     def tolerance(self) -> float:
         """Largest relative difference to the outputs of the same model on another machine."""
-        found = TOLERANCES["on another machine"].get(self._coarsest, 1e-1)
-        return found if self.device.type == "cpu" or self._coarsest == torch.float64 else max(found, 1e-2)
+        rounded = self.device.type != "cpu" and self._coarsest != torch.float64  # products, perhaps to TF32
+        return max(ELSEWHERE.get(self._coarsest, COARSE), 1e-2 if rounded else 0.0)
 
     @property
     def repeated_tolerance(self) -> float:
         """Largest relative difference between two calls on the same inputs."""
-        return TOLERANCES["repeated"].get(self._coarsest, 1e-1)
-
-    @property
-    def _coarsest(self) -> torch.dtype:
-        dtypes = (p.dtype for p in self.model.parameters() if p.is_floating_point())
-        return max(dtypes, key=lambda one: torch.finfo(one).eps, default=torch.float32)
+        return REPEATED.get(self._coarsest, COARSE)
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
         """Outputs (n, k) with positions flattened, or the part that a view selects."""
@@ -121,7 +118,7 @@ class Network:
             again = self(inputs, "batch 0")
         check_finite(once, "outputs of the model", "batch 0")
         gap = float((once - again).abs().max())
-        if gap > TOLERANCES["repeated"].get(once.dtype, 1e-5) * float(once.abs().max()):
+        if gap > REPEATED.get(once.dtype, COARSE) * float(once.abs().max()):
             raise NotDeterministicError(
                 f"expected the same outputs from two calls on batch 0, got a difference of {gap:.3g}. "
                 "The model draws random numbers or keeps state: make its forward deterministic in eval mode."
@@ -208,7 +205,7 @@ class CheckedOutputs:
         with torch.no_grad():
             alone, together = self.network(take(inputs, slice(at, at + 1)), f"{name} alone")[0], outputs[at]
         gap = float((alone - together).abs().max()) if alone.shape == together.shape else float("inf")
-        if not gap <= TOLERANCES["alone"].get(together.dtype, 1e-2) * self.scale:
+        if not gap <= ALONE.get(together.dtype, COARSE) * self.scale:
             raise NotDeterministicError(
                 f"expected each example's outputs to be its own, got other outputs for {name} when it comes alone (a "
                 f"difference of {gap:.3g} where outputs reach {self.scale:.3g}). The model mixes the examples of a "
@@ -415,22 +412,17 @@ def _matching(model: nn.Module, trainable: dict[str, nn.Parameter], choice: Any)
             'expected parameters to be "all", "last_layer", names or patterns, or a function of name and parameter, '
             f"got {choice!r}."
         )
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    matches = {q: {i for i, known in names.items() if any(fnmatchcase(name, q) for name in known)} for q in patterns}
-    wanted = {id(p) for p in trainable.values()}
-    unmatched = [q for q, found in matches.items() if not found & wanted]
-    if unmatched:
-        frozen = [names[i][0] for q in unmatched for i in matches[q]]
-        meant = did_you_mean(unmatched[0], [*trainable, "all", "last_layer"])
-        raise InputError(
-            f"expected every pattern of `parameters` to match a trainable parameter, got no match for {unmatched}."
-            f"{meant} "
-            + (f"Frozen (requires_grad=False): {_listing(frozen)}. " if frozen else "")
-            + f"The model has: {_listing(trainable)}."
-        )
-    chosen = set().union(*matches.values())
+    named, chosen = list(model.named_parameters(remove_duplicate=False)), set[int]()
+    for pattern in patterns:
+        matches = [(name, p) for name, p in named if fnmatchcase(name, pattern)]
+        if not any(p.requires_grad for _, p in matches):
+            frozen = f"Frozen (requires_grad=False): {_listing(name for name, _ in matches)}. " if matches else ""
+            raise InputError(
+                f"expected every pattern of `parameters` to match a trainable parameter, got no match for {pattern!r}."
+                f"{did_you_mean(pattern, [*trainable, 'all', 'last_layer'])} {frozen}"
+                f"The model has: {_listing(trainable)}."
+            )
+        chosen.update(id(p) for _, p in matches)
     return {name: p for name, p in trainable.items() if id(p) in chosen}
 
 
@@ -490,8 +482,8 @@ def follow_own_loss(network: Network, batches: Batches, first: Batch, ignore_ind
         return
     own = _own_loss(network, first)
     with torch.no_grad():
-        outputs = None if own is None else network.shaped(first.inputs).double()
-    if own is None or outputs is None or outputs.shape[:-1] != labels.shape:
+        outputs = network.shaped(first.inputs).double() if own is not None else labels
+    if own is None or outputs.shape[:-1] != labels.shape:
         return
     plain, shifted = (
         float(F.cross_entropy(outputs.flatten(0, 1), one.reshape(-1).long(), ignore_index=IGNORED))
@@ -513,8 +505,6 @@ def follow_own_loss(network: Network, batches: Batches, first: Batch, ignore_ind
 
 def _own_loss(network: Network, batch: Batch) -> float | None:
     """The mean loss that the model itself computes from labels; `None` if it does not."""
-    if not isinstance(batch.inputs, Mapping):
-        return None
     try:
         with torch.no_grad():
             answer = network.model(**batch.inputs, labels=batch.targets)
