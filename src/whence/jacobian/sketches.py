@@ -53,7 +53,6 @@ class SketchedOutputs(NamedTuple):
     outputs: Tensor  # (n, c + 1) A^T f
     gram: Tensor  # (n, c + 1, c + 1) A^T A
     weights: Tensor  # (n,) weights of the examples
-    largest: Tensor  # (n,) largest absolute output
     counted: Tensor  # (n,) number of positions that count
     classes: Tensor  # see `Labels`
     floors: Tensor
@@ -107,8 +106,7 @@ class HessianSketch:
         for chunk in self._chunks(batch, outputs[0].numel(), sampled):
             some = outputs[chunk.start - batch.start :][: chunk.size]
             view, values, gram, weights, labels = (self._by_labels if sampled else self._by_signs)(some, chunk, where)
-            largest = some.new_zeros(len(some)) if sampled else some.abs().flatten(1).amax(1)
-            kept = (one.to(self.dtype) for one in (values, gram, example_weights(chunk.weights, weights), largest))
+            kept = (one.to(self.dtype) for one in (values, gram, example_weights(chunk.weights, weights)))
             yield replace(chunk, inputs=view), SketchedOutputs._make([*kept, (weights > 0).sum(1), *labels])
 
     def _chunks(self, batch: Batch, outputs: int, sampled: bool) -> Iterator[Batch]:
