@@ -81,6 +81,8 @@ def affine(norm: Any) -> Any:
     return norm
 
 
+RECURRENT = ("inner.weight_ih", "inner.weight_hh", "inner.bias_ih", "inner.bias_hh")
+
 MODELS: dict[str, Model] = {
     "linear": Model(lambda: Flat(nn.Linear(WIDTH, 3)), vectors),
     "linear without bias": Model(lambda: Flat(nn.Linear(WIDTH, 3, bias=False)), vectors),
@@ -222,13 +224,9 @@ MODELS: dict[str, Model] = {
     "GRU": Model(lambda: Recurrent(nn.GRU, num_layers=2, bidirectional=True), tokens),
     "RNN": Model(lambda: Recurrent(nn.RNN, batch_first=True), tokens),
     "RNN, relu": Model(lambda: Recurrent(nn.RNN, nonlinearity="relu"), tokens),
-    "LSTMCell": Model(lambda: Cells(nn.LSTMCell), tokens),
-    "GRUCell": Model(lambda: Cells(nn.GRUCell), tokens),
-    "RNNCell": Model(lambda: Cells(nn.RNNCell, bias=False), tokens),
-    "RNNCell, relu": Model(lambda: Cells(nn.RNNCell, nonlinearity="relu"), tokens),
-    "GRU, packed": Model(
-        Packed, tokens, frozenset(f"inner.{kind}_{of}_l0" for kind in ("weight", "bias") for of in ("ih", "hh"))
-    ),
+    "LSTMCell": Model(lambda: Cells(nn.LSTMCell), tokens, frozenset(RECURRENT)),
+    "RNNCell": Model(lambda: Cells(nn.RNNCell, bias=False), tokens, frozenset(RECURRENT[:2])),
+    "GRU, packed": Model(Packed, tokens, frozenset(f"{name}_l0" for name in RECURRENT)),
     "LoRA": Model(LoRA, tokens, kinds={"down": "kronecker", "up": "kronecker"}),
     "tied embedding": Model(LanguageModel, words, kinds={"words.weight": "dense", "positions.weight": "rows"}),
     "tied embedding, flat positions": Model(

@@ -69,7 +69,6 @@ def _scan(step: Step, inputs: Tensor, state: State, weights: Sequence[Any], bias
     return outputs, state
 
 
-CELL = ("input", "hx", "w_ih", "w_hh", "b_ih", "b_hh")
 RECURRENT = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
 
 
@@ -102,20 +101,6 @@ def _network(step: Step) -> Reader:
     return read
 
 
-def _cell(step: Step) -> Reader:
-    def read(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-        given = bind(CELL, args, kwargs)
-        inputs, hx, *weights = (given.get(name) for name in CELL)
-        if not recorder.tracks(*weights):
-            return function(*args, **kwargs)
-        state = tuple(hx) if isinstance(hx, (list, tuple)) else (hx,)
-        with recorder:
-            new = _scan(step, inputs.unsqueeze(0), state, weights, biased=True)[1]
-        return new if len(new) > 1 else new[0]
-
-    return read
-
-
 STEPS: dict[str, Step] = {
     "lstm": _lstm,
     "gru": _gru,
@@ -125,5 +110,4 @@ STEPS: dict[str, Step] = {
 READERS: dict[Function, Reader] = {
     F.multi_head_attention_forward: attention,
     **{getattr(torch, name): _network(step) for name, step in STEPS.items()},
-    **{getattr(torch, f"{name}_cell"): _cell(step) for name, step in STEPS.items()},
 }
