@@ -201,9 +201,6 @@ def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions
         batches.notes.extend(network.model.notes)
     batches.notes.extend(network.check_repeatable(first.inputs))
     selection = select(network, options.parameters, first.inputs)
-    unused = network.check_connected(selection.parameters, first.inputs)
-    if unused:
-        batches.notes.append(f"selected, but not used by the outputs of the first examples: {', '.join(unused)}")
     follow_own_loss(network, batches, first, getattr(options.likelihood, "ignore_index", None))
     return selection
 

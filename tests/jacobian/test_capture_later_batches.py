@@ -257,7 +257,7 @@ def test_layers_that_the_first_batch_does_not_use_have_no_kronecker_form_and_thi
     kinds = {block.name: block.kind for block in tracer.bread.stream.blocks}
     assert kinds["heads.0.weight"] == "kronecker"
     assert kinds["heads.1.weight"] == "dense"
-    assert any("do not depend on heads.1.weight" in str(note) for note in tracer.diagnostics)
+    assert any("do not depend on heads.1.weight, heads.1.bias" in str(note) for note in tracer.diagnostics)
 
 
 def test_rows_that_were_reordered_are_noted() -> None:

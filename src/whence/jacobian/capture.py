@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import CheckpointError
 
 from whence.data.batches import Call, Inputs, batch_size, take
+from whence.display import listing
 from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
 from whence.jacobian import verify
 from whence.jacobian.gradients import Block, Dense, Layout, Tangent, concatenate, normal_numbers
@@ -237,11 +238,18 @@ class Capture:
             outputs = self._call(inputs)
         precision = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
         reference = AutogradReference.of(outputs, self._parameters, precision)
-        for name, gradient in reference.gradients.items():
-            if gradient is None:
-                self._notes.append(f"the outputs do not depend on {name}: its gradient is zero")
-            elif not bool(torch.isfinite(gradient).all()):
+        found = {name: one for name, one in reference.gradients.items() if one is not None}
+        if not found:
+            raise UncapturedParameterError(
+                "expected outputs that depend on the selected parameters, got none of the "
+                f"{len(self._parameters)} connected to them. Look for torch.no_grad, torch.inference_mode, .detach() "
+                "or checkpoints with use_reentrant=True in the model's forward, or select parameters that it uses."
+            )
+        for name, gradient in found.items():
+            if not bool(torch.isfinite(gradient).all()):
                 raise gradients_not_finite(f"in {name} on the first batch")
+        if unused := [name for name in self._parameters if name not in found]:
+            self._notes.append(f"the outputs of the first examples do not depend on {listing(unused)}")
         captured = self.run(inputs, reference)
         if not verify.close(captured.outputs, reference.outputs, reference.tolerance):
             gap = float((captured.outputs - reference.outputs).abs().max())

@@ -22,7 +22,6 @@ from whence.errors import (
     InputError,
     NotDeterministicError,
     ShapeError,
-    UncapturedParameterError,
     WhenceError,
     did_you_mean,
     first_line,
@@ -31,7 +30,7 @@ from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords,
 from whence.jacobian.rules.channels_last import fast_relu
 from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
 from whence.jacobian.views import OutputView
-from whence.runtime.model_state import plain_kernels, without_cudnn
+from whence.runtime.model_state import without_cudnn
 
 # Largest differences of outputs, relative to the largest output: between two calls (GPUs sum in any order), between an
 # example alone and in its batch, and between machines.
@@ -124,22 +123,6 @@ class Network:
                 "The model draws random numbers or keeps state: make its forward deterministic in eval mode."
             )
         return [f"two calls of the model on the same batch differ by {gap:.2g}, as by rounding"] if gap else []
-
-    def check_connected(self, parameters: Mapping[str, Tensor], inputs: Inputs) -> list[str]:
-        """Names of the selected parameters that the outputs do not depend on; raise if they depend on none."""
-        unused = [*parameters]
-        with torch.enable_grad(), plain_kernels():
-            outputs = self(take(inputs, slice(0, 2)))  # a few examples show the graph
-            if outputs.requires_grad:
-                grads: Any = torch.autograd.grad(outputs.sum(), list(parameters.values()), allow_unused=True)
-                unused = [name for name, grad in zip(parameters, grads, strict=True) if grad is None]
-        if len(unused) == len(parameters):
-            raise UncapturedParameterError(
-                f"expected outputs that depend on the selected parameters, got none of the {len(parameters)} connected "
-                "to them. Look for torch.no_grad, torch.inference_mode, .detach() or checkpoints with "
-                "use_reentrant=True in the model's forward, or select parameters that it uses."
-            )
-        return unused
 
     def last_module(self, inputs: Inputs) -> str:
         """Name of the last module to start that has trainable parameters of its own (the model itself ends last)."""
