@@ -124,7 +124,7 @@ class Capture:
         self._layouts: dict[tuple[Any, ...], list[Layout | None]] = {}  # of verified uses, by kind of use
         self._unverified_fallback: set[str] = set()  # fallback parameters without a gradient so far
         self._one_by_one = False
-        self._fixed = blocks is not None  # whether the blocks are known
+        self._fixed = blocks is not None  # whether the blocks stay as they are
         self._notes: list[str] = []
         self._vectorized = False
         self.blocks = tuple(blocks or ())  # the selected parameters, in their order
@@ -161,7 +161,7 @@ class Capture:
             self._check_form(record)
         suspect = records if found.may_reorder else unverified
         fresh = verify.find_layouts(outputs, suspect) if n > 1 and suspect else unverified
-        if lost := [record for record in fresh if record.layout is None]:
+        if lost := [record for record in fresh if record.layout is None]:  # record fewer uses, and try again
             names = {name for record in lost for name in record.parameters}
             why = "the model reorders the examples of a batch, or a layer's output has no axis for them"
             if guesses := {record.guess: False for record in lost if record.guess is not None}:
@@ -202,7 +202,7 @@ class Capture:
     def _run_one_by_one(self, inputs: Inputs, why: str = "") -> CapturedOneByOne:
         """Run the examples of this batch, and of all later ones, one at a time."""
         if why:
-            self._one_by_one = True
+            self._one_by_one = self._fixed = True  # single examples may not use every parameter
             self._notes.append(f"one example at a time: {why}")
         n = batch_size(inputs, "this batch")
         each = [self.run(take(inputs, slice(at, at + 1))) for at in range(n)]

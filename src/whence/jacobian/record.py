@@ -218,7 +218,7 @@ def gradients(outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor) -> 
 
     def pull(cotangent: Tensor, batched: bool) -> list[Tensor]:
         options: Any = {"retain_graph": True, "allow_unused": True, "is_grads_batched": batched}
-        found = torch.autograd.grad(outputs, leaves, cotangent, **options)
+        found: Sequence[Tensor | None] = torch.autograd.grad(outputs, leaves, cotangent, **options)
         lead = (len(cotangent),) if batched else ()
         filled = [leaf.new_zeros(*lead, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
         return [one.to_dense() if one.is_sparse else one for one in filled]
