@@ -179,7 +179,7 @@ class CheckedOutputs:
             flat = outputs.flatten(1)
             self.scale = max(self.scale, float(flat.abs().max()))
             at, last = int((flat - flat.mean(0)).abs().amax(1).argmax()), len(flat) - 1
-            for one in (at, 0 if at == last else last):
+            for one in (0 if at == last else last, at):
                 self._check_alone(inputs, flat, one, f"example {one} of {where}")
         return outputs
 
