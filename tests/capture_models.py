@@ -121,7 +121,7 @@ MODELS: dict[str, Model] = {
     "rows of a weight": Model(
         lambda: Applied(lambda x, w, b: F.linear(x, w[1:3], b[1:3]) + F.linear(x, w[:2], b[:2]), w=(4, WIDTH), b=(4,)),
         tokens,
-        kinds={"w": "kronecker"},
+        kinds={"w": "dense"},
     ),
     "a matrix in two products": Model(lambda: TiedLinears(transposed=True), vectors, kinds={"one.weight": "dense"}),
     "tied linear layers": Model(

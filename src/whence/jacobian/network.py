@@ -18,14 +18,7 @@ from torch.utils._pytree import tree_map
 
 from whence.data.batches import Batch, Batches, Inputs, batch_size, check_finite, describe, take
 from whence.display import listing
-from whence.errors import (
-    InputError,
-    NotDeterministicError,
-    ShapeError,
-    WhenceError,
-    did_you_mean,
-    first_line,
-)
+from whence.errors import InputError, NotDeterministicError, ShapeError, WhenceError, did_you_mean, first_line
 from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, bind
 from whence.jacobian.rules.channels_last import fast_relu
 from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling

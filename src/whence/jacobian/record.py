@@ -16,28 +16,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
-from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
 from whence.data.batches import Call, Inputs, batch_size
-from whence.jacobian.gradients import (
-    Block,
-    Dense,
-    Factor,
-    Kind,
-    Kronecker,
-    Layout,
-    Rows,
-    Tangent,
-    Whole,
-)
+from whence.jacobian.gradients import Block, Dense, Kind, Kronecker, Layout, Rows, Tangent, Whole
 from whence.jacobian.rules.base import (
     Arguments,
     CallSite,
     Function,
     Intercept,
     Keywords,
-    ParameterView,
     Record,
     Recorder,
     Root,
@@ -168,9 +156,8 @@ examples, or according to a check of their own."""
 def wanted_blocks(record: Record, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Block]]:
     """Every parameter behind a record, and the block that suits its gradient best."""
     weight, bias = (record.roles.get(role) for role in ("weight", "bias"))
-    views = [source.view for source in (weight, bias) if source is not None and source.view is not None]
-    names = tuple(dict.fromkeys(source.roots[0].parameter for source in (weight, bias) if source is not None))
-    joint = record.use.joint and len(names) == len(views) == 2 and views[0].rows == views[1].rows
+    pair = tuple(dict.fromkeys(source.parameter for source in (weight, bias) if source and source.parameter))
+    joint = record.use.joint and len(pair) == 2
 
     def block(names: tuple[str, ...], kind: Kind, groups: int = 1, transposed: bool = False) -> Block:
         shapes = tuple(tuple(parameters[name].shape) for name in names)
@@ -178,21 +165,19 @@ def wanted_blocks(record: Record, parameters: Mapping[str, Tensor]) -> Iterator[
 
     for source in record.roles.values():
         for root in source.roots:
-            if source.view is None:
+            if source.parameter is None:
                 yield root.parameter, block((root.parameter,), "dense" if root.index is None else "rows")
             elif weight is not None and (joint or source is weight):
-                yield root.parameter, block(names if joint else (root.parameter,), *_form(record.use, weight))
+                yield root.parameter, block(pair if joint else (root.parameter,), *_form(record.use, weight))
             else:
                 yield root.parameter, block((root.parameter,), "dense")
 
 
 def _form(use: Use, weight: Tracked) -> tuple[Kind, int, bool]:
     """Kind, groups and order of the gradient in a weight."""
-    view = weight.view or ParameterView()
-    if use.kind == "kronecker" and (view.rows is None or not use.transposed):
-        # Selected rows of a weight stay factored if they are outputs: the gradient of the others is zero.
-        return "kronecker", use.groups, use.transposed != view.transposed
-    return "rows" if use.kind == "rows" and weight.whole else "dense", 1, False
+    if use.kind == "kronecker":
+        return "kronecker", use.groups, use.transposed != bool(weight.transposed)
+    return "rows" if use.kind == "rows" and weight.transposed is False else "dense", 1, False
 
 
 def make_blocks(records: Iterable[Record], parameters: Mapping[str, Tensor]) -> tuple[Block, ...]:
@@ -301,11 +286,11 @@ class UseGradients:
 
 def _to_roots(source: Tracked, grads: Tensor) -> Iterator[tuple[Root, Tensor]]:
     """Pull gradients (n, c, *shape) in a tracked tensor back to the parameters it was computed from."""
-    roots, view = source.roots, source.view
+    roots = source.roots
     if roots[0].tensor is source.tensor:
         yield roots[0], grads
-    elif view is not None and view.rows is None:
-        yield roots[0], grads.transpose(-1, -2) if view.transposed else grads
+    elif source.parameter is not None:
+        yield roots[0], grads.transpose(-1, -2) if source.transposed else grads
     else:
         flat = grads.flatten(0, 1).to(source.tensor.dtype)
         found = gradients(source.tensor, [root.tensor for root in roots], flat)
@@ -356,14 +341,7 @@ def _tangent(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Tange
 
 def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kronecker:
     e, o, i = block.matrix_shape
-    factors: list[tuple[Factor, Factor]] = []
-    for use in uses:
-        view = use.record.roles["weight"].view
-        a, g = use.record.use.factors(use.layout, use.joined(), block.has_bias)
-        if view is not None and view.rows is not None:
-            before, after = view.rows[0], o - view.rows[1]
-            g = Whole(pad(g.tensor(), (before, after)))  # the gradient of the other rows is zero
-        factors.append((a, g))
+    factors = [use.record.use.factors(use.layout, use.joined(), block.has_bias) for use in uses]
     if not factors:
         n, c, _ = empty.shape
         return Kronecker(block, Whole(empty.new_zeros(n, e, 0, i)), Whole(empty.new_zeros(n, c, e, 0, o)))

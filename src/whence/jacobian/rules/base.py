@@ -37,30 +37,17 @@ class Root:
 
 
 @dataclass(frozen=True)
-class ParameterView:
-    """A tracked tensor that is a matrix parameter, perhaps transposed, or some of its rows."""
-
-    rows: tuple[int, int] | None = None
-    transposed: bool = False
-
-
-@dataclass(frozen=True)
 class Tracked:
-    """A tensor that depends on parameters but on no example. `view` is set if it is a view of one parameter."""
+    """A tensor that depends on parameters but on no example."""
 
     tensor: Tensor
     roots: tuple[Root, ...]
-    view: ParameterView | None = None
+    transposed: bool | None = None  # whether it is a transposed parameter; `None` if it is no parameter
 
     @property
     def parameter(self) -> str | None:
-        """The parameter's name, if this is a parameter or a simple view of one."""
-        return self.roots[0].parameter if self.view is not None else None
-
-    @property
-    def whole(self) -> bool:
-        """Whether this is an unchanged parameter."""
-        return self.view == ParameterView()
+        """The parameter's name, if this is a parameter, perhaps transposed."""
+        return None if self.transposed is None else self.roots[0].parameter
 
 
 class Use(ABC):
@@ -120,9 +107,7 @@ class Record:
     def key(self) -> tuple[Any, ...]:
         """Identifies uses by the same line of code, in any batch."""
         names = tuple(
-            (role, root.parameter, source.view is None or (source.view.transposed, source.view.rows is None))
-            for role, source in self.roles.items()
-            for root in source.roots
+            (role, root.parameter, source.transposed) for role, source in self.roles.items() for root in source.roots
         )
         return (type(self.use).__name__, self.use.groups, self.use.transposed, names, len(self.shape))
 
@@ -161,7 +146,7 @@ class Recorder(TorchFunctionMode):
         self._arguments: list[Any] = []
         self._calls: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self._tracked = {
-            id(parameter): Tracked(parameter, (Root(name, parameter),), ParameterView())
+            id(parameter): Tracked(parameter, (Root(name, parameter),), transposed=False)
             for name, parameter in parameters.items()
         }
 
@@ -210,7 +195,7 @@ class Recorder(TorchFunctionMode):
         self.records.append(Record(use, sources, get_gradient_edge(output), described, others, guess))
 
     def track(
-        self, output: Any, *sources: Tracked, view: ParameterView | None = None, index: Tensor | None = None
+        self, output: Any, *sources: Tracked, transposed: bool | None = None, index: Tensor | None = None
     ) -> None:
         """Track `output`, which was computed from tracked tensors only."""
         self._site = None
@@ -219,7 +204,7 @@ class Recorder(TorchFunctionMode):
         roots = {id(root.tensor): root for source in sources for root in source.roots}
         if index is not None:
             roots = {0: Root(sources[0].roots[0].parameter, output, index)}
-        self._tracked[id(output)] = Tracked(output, tuple(roots.values()), view)
+        self._tracked[id(output)] = Tracked(output, tuple(roots.values()), transposed)
 
     def has_batch_axis(self, kind: str, sources: Sequence[Tracked], shape: Sequence[int]) -> bool:
         """Whether an output of this shape has a batch axis; if not, it is a function of parameters alone."""

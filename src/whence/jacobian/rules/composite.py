@@ -16,11 +16,10 @@ from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Re
 
 
 def _projected(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
-    """Queries, keys and values: as in torch, but gradients of a product's parts are joined, not padded and added."""
+    """Queries, keys and values, as parts of products with the whole weight, whose gradients are joined, not added."""
     if query is key is value:
         return [part.contiguous() for part in F.linear(query, weight, bias).chunk(3, -1)]
-    biases = (None, None, None) if bias is None else bias.chunk(3)
-    return [F.linear(*each) for each in zip((query, key, value), weight.chunk(3), biases, strict=True)]
+    return [F.linear(one, weight, bias).chunk(3, -1)[at].contiguous() for at, one in enumerate((query, key, value))]
 
 
 # torch's own function, written in Python, without the line that passes the whole call to the recorder.

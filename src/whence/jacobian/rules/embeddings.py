@@ -69,7 +69,7 @@ def look_up(recorder: Recorder, out: Tensor, weight: Tensor, index: Tensor, padd
     if recorder.has_batch_axis("rows", [source], index.shape):
         recorder.record(RowsUse(index, tuple(weight.shape), padding), out, weight=weight)
     else:
-        recorder.track(out, source, index=index if source.whole and padding is None else None)
+        recorder.track(out, source, index=index if source.transposed is False and padding is None else None)
     return out
 
 

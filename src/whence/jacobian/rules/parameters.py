@@ -15,18 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whence.jacobian.gradients import Layout
-from whence.jacobian.rules.base import (
-    Arguments,
-    Function,
-    Keywords,
-    ParameterView,
-    Reader,
-    Recorder,
-    Tracked,
-    Use,
-    bind,
-    functions,
-)
+from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Tracked, Use, bind, functions
 from whence.jacobian.rules.embeddings import look_up
 
 # --- Functions of parameters alone ------------------------------------------------------------------------------------
@@ -37,38 +26,20 @@ def transpose(recorder: Recorder, function: Function, args: Arguments, kwargs: K
     out = function(*args, **kwargs)
     source = recorder.source(args[0] if args else kwargs.get("input"))
     if source is not None:
-        matrix = source.view is not None and source.view.rows is None and source.tensor.dim() == 2
-        turned = source.view is not None and not source.view.transposed
-        recorder.track(out, source, view=ParameterView(transposed=turned) if matrix else None)
+        matrix = source.parameter is not None and source.tensor.dim() == 2
+        recorder.track(out, source, transposed=not source.transposed if matrix else None)
     return out
 
 
 def item(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`W[...]`: rows of a matrix, a lookup by an index tensor, or any other slice."""
+    """`W[...]`: a lookup by an index tensor, or any other slice."""
     out = function(*args, **kwargs)
     tensor, index = args
-    source = recorder.source(tensor)
     if isinstance(index, Tensor) and not index.is_floating_point() and index.dtype != torch.bool:
         return look_up(recorder, out, tensor, index, None)
+    source = recorder.source(tensor)
     if source is not None:
-        view = None
-        if source.whole and isinstance(index, slice):
-            start, stop, step = index.indices(source.tensor.shape[0])
-            view = ParameterView(rows=(start, max(start, stop))) if step == 1 else None
-        recorder.track(out, source, view=view)
-    return out
-
-
-def parts(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`chunk` and `split`: rows of a matrix, or several tensors, all tracked."""
-    out = function(*args, **kwargs)
-    source = recorder.source(args[0] if args else None)
-    if source is not None:
-        rows, start = source.whole and kwargs.get("dim", args[2] if len(args) > 2 else 0) == 0, 0
-        for part in out:
-            end = start + part.shape[0]
-            recorder.track(part, source, view=ParameterView(rows=(start, end)) if rows else None)
-            start = end
+        recorder.track(out, source)
     return out
 
 
@@ -174,7 +145,6 @@ IN_PLACE_METHODS = tuple(f"__{name}__" for name in ("iadd", "isub", "imul", "itr
 
 PARAMETER_READERS: dict[Function, Reader] = {
     **dict.fromkeys([torch.t, Tensor.t, *(getattr(Tensor, name).__get__ for name in ("T", "mT"))], transpose),
-    **dict.fromkeys([torch.chunk, Tensor.chunk, torch.split, Tensor.split], parts),
     **dict.fromkeys(functions(torch, "cat", "concat", "concatenate", "stack", "hstack", "vstack"), concatenation),
     Tensor.__getitem__: item,
 }
