@@ -20,7 +20,7 @@ from whence.curvature.base import NO_GROUPS, AdditiveStructure, times_hessian
 from whence.curvature.cost import measure_sizes, step_seconds, usual_seconds
 from whence.curvature.plan import require_plan
 from whence.curvature.ridge_search import default_ridge, fit_at_best
-from whence.data.batches import Batches, examples_differ, length
+from whence.data.batches import Batches, length
 from whence.data.targets import example_fingerprints
 from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
 from whence.estimators import LeaveOneOut, Policy, Unit, assemble, hc1_factor
@@ -200,12 +200,7 @@ def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions
     if isinstance(network.model, LeafSum):
         batches.notes.extend(network.model.notes)
     batches.notes.extend(network.check_repeatable(first.inputs))
-    if not examples_differ(first.inputs):  # a model that mixes examples can be detected only if they differ
-        batches.notes.extend(network.check_separate(batches.distinct_inputs()))
     selection = select(network, options.parameters, first.inputs)
-    unused = network.check_connected(selection.parameters, first.inputs)
-    if unused:
-        batches.notes.append(f"selected, but not used by the outputs of the first examples: {', '.join(unused)}")
     follow_own_loss(network, batches, first, getattr(options.likelihood, "ignore_index", None))
     return selection
 

@@ -137,7 +137,7 @@ def test_the_last_layer_of_a_frozen_model() -> None:
 
 
 def test_patterns_without_a_match() -> None:
-    message = r"got no match for \['head\.\*'\]. The model has: 0\.weight, 0\.bias, 2\.weight, 2\.bias"
+    message = r"got no match for 'head\.\*'. The model has: 0\.weight, 0\.bias, 2\.weight, 2\.bias"
     with pytest.raises(whence.InputError, match=message):
         fit(mlp(), batches(), parameters=["2.*", "head.*"])
 
@@ -146,7 +146,7 @@ def test_patterns_that_match_frozen_parameters_only() -> None:
     model = mlp()
     model[0].requires_grad_(False)
     with pytest.raises(
-        whence.InputError, match=r"no match for \['0\.\*'\]. Frozen \(requires_grad=False\): 0\.weight, 0\.bias"
+        whence.InputError, match=r"no match for '0\.\*'. Frozen \(requires_grad=False\): 0\.weight, 0\.bias"
     ):
         fit(model, batches(), parameters="0.*")
 

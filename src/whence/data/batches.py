@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -30,7 +28,6 @@ from whence.runtime.model_state import checksum
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 WEIGHT_KEY = "sample_weight"
-SEARCHED = 64  # number of examples, and of batches, searched for two examples that differ
 
 Inputs = Any  # inputs of a model: a tensor, a tuple of positional arguments, or a mapping of keyword arguments
 Call = Callable[[Inputs], Tensor]  # runs a model on a batch: outputs (n, k)
@@ -166,16 +163,6 @@ class Batches:
         raw = to_device(self._first, self.device)
         targets = raw[1] if self.target_transform is None else self.target_transform(raw[1])
         return next(iter(self._viewed(Batch(raw[0], targets, 0, len(targets), raw[2]), 0)))
-
-    def distinct_inputs(self) -> Inputs:
-        """The inputs of a first batch whose examples are all equal, joined with inputs of later batches."""
-        inputs = self.first().inputs
-        for batch in islice(self.read(None), SEARCHED):
-            with suppress(RuntimeError, ValueError):  # of another shape
-                inputs = concatenate(inputs, take(batch.inputs, slice(0, SEARCHED)))
-            if examples_differ(inputs):
-                break
-        return inputs
 
     def _changed(self, got: str) -> LoaderError:
         """The error for data that differ from an earlier pass."""
@@ -339,11 +326,6 @@ def take(inputs: Inputs, rows: slice | Tensor) -> Inputs:
     return tree_map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, inputs)
 
 
-def concatenate(*batches: Inputs) -> Inputs:
-    """Concatenate batches of the same shapes; anything but tensors is taken from the first."""
-    return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0], *batches)
-
-
 R = TypeVar("R")
 
 
@@ -364,11 +346,6 @@ def combine(results: Sequence[R], how: Callable[[list[Tensor]], Tensor]) -> R:
         found = replace(found, **{name: combine([getattr(one, name) for one in parts], how) for name in names})
     together: R = found
     return together
-
-
-def examples_differ(inputs: Inputs) -> bool:
-    """Whether any of the first examples differs from the first one."""
-    return any(bool((leaf[:SEARCHED] != leaf[:1]).any()) for leaf in tensors_of(inputs))
 
 
 # --- Loaders ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -333,7 +333,7 @@ def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None
     each column of numbers, which define what is usual; and the calibration of intervals. `fit.whence` holds the fit.
     """
     predictor, usual, intervals, held_out = fitted.predictor, fitted.usual, fitted.intervals, fitted.tracer.held_out
-    parts: dict[str, dict[str, Any]] = {
+    parts: dict[str, Mapping[str, Any]] = {
         "predictor": vars(predictor) if isinstance(predictor, Trees) else predictor.state_dict(),
         "training": {"inputs": fitted.inputs, "values": fitted.values, "rows": fitted.rows, "held_out": held_out},
         "usual": usual.numbers,
