@@ -10,8 +10,7 @@ from torch import nn
 
 import whence
 from whence.curvature import core
-from whence.curvature.primal import FittedPrimal
-from whence.trust.checks import _sampled_share
+from whence.trust.gradients import share_inside_core
 
 
 def certain(times: float, wrong: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -77,9 +76,7 @@ def test_the_share_does_not_depend_much_on_the_sample(sample: tuple[int, int, in
     for times, wrong, low, high in ((1.0, 6, 0.8, 1.2), (20.0, 6, 0.0, 0.3)):
         model, x, labels = certain(times, wrong)
         tracer = whence.fit(model, [(x, labels)], likelihood="categorical", structure="core", ridge=1.0, progress=False)
-        assert isinstance(tracer.bread, FittedPrimal)
-        assert isinstance(tracer.bread.features, core.Projected)
-        share = _sampled_share(tracer, tracer.bread, tracer.bread.features, *sample)
+        share = share_inside_core(tracer, sample)
         assert share is not None
         assert low < share < high
 
