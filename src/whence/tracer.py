@@ -352,9 +352,9 @@ class Tracer(Fitted):
             torch.Size([3, 1])
         """
         check_ungrouped(self)
-        counts, shift, targets = read_change(self, remove, repeat, relabel or {})
+        counts, targets = read_change(self, remove, repeat, relabel or {})
         with using_model(self):
-            change = prepare(self, counts, shift, targets)
+            change = prepare(self, counts, targets)
         problem = self.problem
 
         def apply_to(inputs: Inputs, where: str) -> WhatIf:
