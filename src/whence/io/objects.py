@@ -75,11 +75,13 @@ def saved_fields(kind: type) -> dict[str, Any]:
 
 
 def saved_classes(hint: type) -> list[type]:
-    """The classes of whence whose objects a field may hold."""
-    found = list(FEATURES if hint is Features else [hint])
+    """The classes whose objects a field may hold: those of the package that the annotation is from."""
+    if hint is Features:
+        return list(FEATURES)
+    found = [hint]
     for kind in found:
         found += kind.__subclasses__()
-    return [kind for kind in found if kind.__module__.startswith("whence.")]
+    return [kind for kind in found if kind.__module__.startswith(hint.__module__.rpartition(".")[0])]
 
 
 def live_type(hint: Any) -> type | None:
