@@ -130,7 +130,7 @@ def test_true_answers_come_back_and_help(exported: Exported) -> None:
     assert compared["accuracy"]["after"] >= compared["accuracy"]["before"]
     assert compared["log loss"]["after"] < compared["log loss"]["before"]
     assert compared["log loss"]["after"] == content["scores"]["log loss"]["value"]
-    doubted = compared["labels contradicted by the other rows"]
+    doubted = compared["labels contradicted, all rows"]
     assert doubted["after"] < doubted["before"] / 2
     counts = [sum(compared[name][when] for name in content["verdicts"]["all"]) for when in ("before", "after")]
     assert counts == [content["rows"]["test"]] * 2
@@ -244,6 +244,6 @@ def test_numbers_go_out_and_come_back(tmp_path: Path) -> None:
     assert set((wrong + 1).tolist()) <= set(found["changed"])
     for name in ("RMSE", "mean std"):
         assert found["compared"][name]["after"] < found["compared"][name]["before"]
-    assert found["compared"]["labels contradicted by the other rows"]["before"] >= len(wrong)
+    assert found["compared"]["labels contradicted, all rows"]["before"] >= len(wrong)
     rows = read(tmp_path / "rows.csv")
     assert float(rows[wrong[0]]["y"].replace(",", ".")) == pytest.approx(truth[wrong[0]], abs=0.01)

@@ -264,7 +264,7 @@ def _changes(
         numbers = {one.name: one.value for one in replace(predictions, values=after.values).scores(test)}
         numbers |= {"mean std": float(deviations.iloc[test].mean())}
         numbers |= count_verdicts(predictions.frame["verdict"].iloc[test])
-        numbers |= {"labels contradicted by the other rows": int(judged["contradicted"].sum())}
+        numbers |= {"labels contradicted, all rows": int(judged["contradicted"].sum())}
         for name, value in numbers.items():
             compared.setdefault(name, {})[when] = value
     (old, _), (new, _) = ends
