@@ -105,6 +105,27 @@ def test_the_file_names_the_most_doubtful_rows_first(exported: Exported) -> None
     assert exported.content["export"] == {"check the label": len(check), "label": 5}
 
 
+@pytest.mark.parametrize("classes", [True, False])
+def test_tasks_for_label_studio(classes: bool, tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=60).round(3)
+    y = np.where(x > 0, "up", "down") if classes else (10 * x).round(2).astype(str)
+    y[:3] = ["down" if one > 0 else "up" for one in x[:3]] if classes else ["90", "-90", ""]
+    data = write(tmp_path / "t.csv", {"x": x, "y": y})
+    run(data, "--export", tmp_path / "todo.json", target="y")
+    tasks = json.loads((tmp_path / "todo.json").read_text())
+    first = tasks[0]
+    row = int(first["data"]["row"]) - 1
+    assert first["data"]["cells"] == {"x": str(x[row])}
+    assert first["data"]["label"] == y[row]
+    (result,) = first["predictions"][0]["result"]
+    assert result["value"] == {"choices" if classes else "text": [first["data"]["suggested"]]}
+    # what Label Studio exports as CSV: the data of each task, and the annotation by the name of its control
+    done = {name: [task["data"][name] for task in tasks] for name in ("row", "label")}
+    answers = write(tmp_path / "answers.csv", done | {"answer": [task["data"]["suggested"] for task in tasks]})
+    assert row + 1 in run(data, "--import", answers, target="y")["import"]["changed"]
+
+
 def answered(exported: list[dict[str, str]], answers: list[str], path: Path) -> Path:
     """Write the file with the answers filled in."""
     filled = [{**row, "answer": answer} for row, answer in zip(exported, answers, strict=True)]

@@ -26,6 +26,7 @@ from whence.tabular.labels import (
     read_answers,
     suggestions,
     work_items,
+    write_items,
 )
 from whence.tabular.predictions import CHECK_INPUT, RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task
@@ -59,7 +60,8 @@ def table(
     csv: Annotated[Path | None, Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
     save: Annotated[Path | None, Option(help="Save the fit in this folder, for predict, explain and report.")] = None,
     export: Annotated[
-        Path | None, Option(help="Write labels to check and rows to label to this CSV.", dir_okay=False)
+        Path | None,
+        Option(help="Write labels to check and rows to label: .csv, or .json for Label Studio.", dir_okay=False),
     ] = None,
     export_rows: Annotated[int, Option(min=1, help="At most this many of each in --export.")] = 100,
     answers: Annotated[
@@ -141,7 +143,7 @@ def table(
         content["files"]["corrected"] = corrected
     if export is not None:
         items = work_items(prepared, fitted, judged, export_rows)
-        write_csv(export, items)
+        write_items(export, items, fitted.model.target)
         content["files"]["worklist"] = export
         content["export"] = dict(Counter(items["todo"]))
     content["seconds"] = round(time.perf_counter() - began, 1)

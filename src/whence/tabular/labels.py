@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ import numpy
 from whence.display import listing
 from whence.errors import InputError, did_you_mean
 from whence.influence.training import WrongLabels, wrong_labels
-from whence.tabular.files import read_table
+from whence.runtime.files import replacing
+from whence.tabular.files import read_table, write_csv
 from whence.tabular.fitted import FittedTable, Prepared
 from whence.tabular.predictions import RowPredictions, distinct_names
 from whence.tabular.target import Target
@@ -96,6 +98,23 @@ def work_items(prepared: Prepared, fitted: FittedTable, judged: pandas.DataFrame
     items = pandas.DataFrame({"row": cells.index, "todo": [CHECK] * len(check) + [LABEL] * len(label), "answer": ""})
     items = pandas.concat([items.assign(label=cells[target.name].to_numpy()), found], axis=1)
     return pandas.concat([items, distinct_names(cells.drop(columns=target.name), items.columns)], axis=1)
+
+
+def write_items(path: Path, items: pandas.DataFrame, target: Target) -> None:
+    """Write work items as CSV; or as JSON, as tasks for Label Studio with the suggested labels as predictions."""
+    if path.suffix.lower() != ".json":
+        write_csv(path, items)
+        return
+    texts = items.drop(columns="answer").astype(object).fillna("").astype(str)
+    last = texts.columns.get_loc("suspicion") + 1
+    kind, key = ("choices", "choices") if target.classes else ("textarea", "text")
+    tasks = []
+    parts = (part.to_dict("records") for part in (texts.iloc[:, :last], texts.iloc[:, last:]))
+    for item, cells in zip(*parts, strict=True):
+        result = {"from_name": "answer", "to_name": "cells", "type": kind, "value": {key: [item["suggested"]]}}
+        tasks.append({"data": {**item, "cells": cells}, "predictions": [{"result": [result]}]})
+    with replacing(path) as part:
+        part.write_text(json.dumps(tasks, indent=1), encoding="utf-8")
 
 
 def rows_to_label(prepared: Prepared, fitted: FittedTable, most: int) -> Any:
