@@ -69,6 +69,24 @@ def test_fit_and_explain_texts(tmp_path: Path) -> None:
     assert shares == sorted(shares, reverse=True)
     assert all(texts[cause["row"] - 1].startswith(cause["label"][:20]) for cause in answer["causes"])
 
+    words = " ".join(call("explain", saved, new, "--spec", folder, "--row", "2", "--top", "3", "-q").stdout.split())
+    assert f"text 2: {texts[2]}" in words
+    assert "training text share of Ho begins without it" in words
+    result = call("explain", saved, new, "-q")
+    assert result.exit_code == UNUSABLE
+    assert "expected --spec with the folder of the model" in " ".join(result.output.split())
+
+
+def test_texts_to_check_are_listed(tmp_path: Path) -> None:
+    texts = [" ".join(WORDS[(start + 3 * step) % 40] for step in range(8)) for start in range(12)]
+    folder = model_folder(tmp_path / "model", texts)
+    data = lines(tmp_path / "train.jsonl", [{"prompt": text[:5], "completion": text[5:]} for text in texts])
+    result = call("fit", folder, "--texts", data, "--ridge", "1", "--structure", "sketch", "--no-trust", "-q")
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.stdout.split())
+    assert "Texts to check first text suspicion begins" in words
+    assert "structure sketch" in words
+
 
 @pytest.mark.parametrize(
     ("content", "words"),

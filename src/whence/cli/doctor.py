@@ -18,7 +18,7 @@ import whence
 from whence.cli.console import FAILED, AsJson, Output, handle_errors, stop
 from whence.runtime.memory import free_memory, readable
 
-PACKAGES = ["whence", "torch", "numpy", "safetensors", "typer", "rich", "pandas", "jinja2", "matplotlib"]
+PACKAGES = ["torch", "numpy", "safetensors", "typer", "rich", "pandas", "jinja2", "matplotlib"]
 PACKAGES += ["scikit-learn", "pyarrow", "transformers", "lightning", "xgboost", "lightgbm", "catboost"]
 BY_HAND = {"ho": 207 / 10000, "hec0": 273 / 10000, "hec3": 613 / 8100, "leverage": 4 / 10}
 TOLERANCE = 1e-10
@@ -38,7 +38,8 @@ def doctor(as_json: AsJson = False) -> None:
     """
     output = Output(as_json)
     installed = {str(one.metadata["Name"]).lower(): one.version for one in metadata.distributions()}
-    versions = {"python": platform.python_version(), **{name: installed.get(name) for name in PACKAGES}}
+    own = {"whence": whence.__version__, "python": platform.python_version()}
+    versions = {**own, **{name: installed.get(name) for name in PACKAGES}}
     gpus = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
     free = free_memory(torch.device("cpu"))
     devices = ["cpu", "cuda"] if gpus else ["cpu"]
