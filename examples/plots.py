@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, make_moons
 
+import whence
 from whence import plots
 from whence.sklearn import WhenceClassifier, WhenceRegressor
 
@@ -33,6 +34,20 @@ def curve():
     tracer = WhenceRegressor((50,), ridge=0.1, random_state=0).fit(x, y).tracer_
     grid = torch.linspace(-13, 13, 300, dtype=torch.float64).unsqueeze(1)
     picture("bands", (5, 3.4), lambda ax: plots.bands(grid, tracer.predict(grid), (x, y), ax=ax))
+    picture("leverage", (5, 3.4), lambda ax: plots.leverage_residual(tracer, ax=ax))
+    data = [(torch.from_numpy(x), torch.from_numpy(y).unsqueeze(1))]
+    chosen = whence.fit(tracer.problem.network.model, data, ridge="loo", progress=False)
+    picture("ridge", (5, 3.4), lambda ax: plots.ridge_path(chosen.ridge_path, ax=ax))
+
+
+def moons():
+    """Two classes, and where another training set could change the decision; verdicts on a grid, as on a map."""
+    X, y = make_moons(200, noise=0.2, random_state=0)
+    tracer = WhenceClassifier((20,), ridge=0.1, random_state=0).fit(X, y).tracer_
+    picture("regions", (5, 3.8), lambda ax: plots.decision_regions(tracer, X, y, ax=ax))
+    grid = torch.cartesian_prod(*torch.linspace(-2, 3, 26, dtype=torch.float64).expand(2, -1))
+    verdicts = tracer.explain(grid).verdicts
+    picture("map", (5, 3.8), lambda ax: plots.source_map(grid[:, 0], grid[:, 1], verdicts, ax=ax))
 
 
 def digits():
@@ -55,5 +70,6 @@ def digits():
 
 
 curve()
+moons()
 digits()
 print(*sorted(path.name for path in FOLDER.glob("plots-*.png")), sep="\n")

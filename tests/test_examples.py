@@ -56,5 +56,5 @@ def test_it_runs(
         assert word in printed, printed
     if name == "plots":
         drawn = list((tmp_path / "out" / "plots").glob("*.png"))
-        assert len(drawn) == 3
+        assert len(drawn) == 7
         assert all(path.stat().st_size > 5000 for path in drawn)

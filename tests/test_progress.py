@@ -42,6 +42,12 @@ def run(progress: Progress, items: Any, total: int | None = None) -> list[int]:
     return list(progress.track(items, "curvature, batch", total))
 
 
+def test_texts_have_tokens_a_second(work: Any) -> None:
+    stream = Stream(True)
+    list(Progress(True, stream).track(work(2, 2.0), "curvature, batch", 2, lambda _: 500))
+    assert "batch 2 of 2, 4 s, 0 s left, 250 tokens a second" in stream.getvalue()
+
+
 @pytest.mark.parametrize("interactive", [True, False])
 def test_quick_work_is_silent(work: Any, interactive: bool) -> None:
     stream = Stream(interactive)

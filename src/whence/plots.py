@@ -16,7 +16,9 @@ Examples:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -24,23 +26,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whence.curvature import RidgePath
 from whence.display import number
 from whence.errors import InputError, ShapeError
 from whence.influence.explanation import BOTH, CONFIDENT, NOISY, SCARCE
+from whence.influence.training import cooks_distance, label_suspicion
+from whence.likelihoods import Bernoulli, Categorical
 from whence.report.charts import kept_risk
 from whence.results import Uncertainty
+from whence.tracer import Tracer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["bands", "rank_scatter", "risk_coverage"]
+__all__ = [
+    "bands",
+    "decision_regions",
+    "leverage_residual",
+    "rank_scatter",
+    "ridge_path",
+    "risk_coverage",
+    "source_map",
+]
 
 Numbers = NDArray[np.float64]
 Tone = Literal["plain", "scarcity", "both", "noise"]
 
 # Okabe and Ito's palette.
 BLUE, VERMILLION, GREEN, SKY = "#0072B2", "#D55E00", "#009E73", "#56B4E9"
-PURPLE, ORANGE, BLACK = "#CC79A7", "#E69F00", "#000000"
+PURPLE, ORANGE, YELLOW, BLACK = "#CC79A7", "#E69F00", "#F0E442", "#000000"
+CLASSES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, YELLOW, BLACK)
 GREY, LINE, INK = "#9aa0a6", "#6b7178", "#3c4147"
 
 # Groups of marks differ by colour and by shape; later ones lie on top.
@@ -62,6 +77,7 @@ LINES: dict[str, tuple[str, Any]] = {
     "laplace": (PURPLE, MIXED),
 }
 FURTHER: tuple[tuple[str, Any], ...] = ((PURPLE, "-"), (ORANGE, DASHED), (BLACK, DOTTED), (SKY, MIXED))
+MARGIN, BATCH = 0.15, 4096  # around inputs in a plane, as a share of their range; and places predicted together
 FEWEST = 2.0  # per cent of the predictions whose mean error sets the height of a plot; that of fewer is random
 
 
@@ -213,21 +229,167 @@ def rank_scatter(
         >>> len(ax.collections) > 0
         True
     """
-    m = len(uncertainty)
-    if groups is not None and len(groups) != m:
-        raise ShapeError(f"expected {m} groups, one for each prediction, got {len(groups)}.")
-    names, known = np.array(groups or ["predictions"] * m), {**VERDICTS, **(tones or {})}
     ax = axes(ax)
     x, y = (100 * ranks(score(uncertainty, name)).cpu().numpy() for name in ("ho", "hec3"))
     ax.plot([0, 100], [0, 100], color=LINE, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
-    front_last = sorted(dict.fromkeys(names), key=lambda name: list(STYLES).index(known.get(name, "plain")))
-    for name in front_last:
-        here = names == name
-        ax.scatter(x[here], y[here], label=name, zorder=2, **STYLES[known.get(name, "plain")])
+    _scatter_groups(ax, x, y, groups, tones)
     ax.set(xlim=(-2, 102), ylim=(-2, 102), aspect="equal", xlabel="rank by Ho, %", ylabel="rank by HeC3, %")
+    return quiet(ax)
+
+
+def source_map(
+    longitude: Any,
+    latitude: Any,
+    groups: Sequence[str],
+    errors: Any = None,
+    tones: Mapping[str, Tone] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Plot predictions on a map: the colour shows the source of their uncertainty, the size their error.
+
+    Args:
+        longitude: (m,) in degrees.
+        latitude: (m,) in degrees.
+        groups: of each prediction, such as `tracer.explain(x).verdicts`.
+        errors: (m,) of each prediction; without them all marks of a group have one size.
+        tones: of groups, as for `rank_scatter`.
+        ax: axes to draw on.
+
+    Examples:
+        >>> ax = plots.source_map(x, x, tracer.explain(x).verdicts, 2 * x, ax=Figure().subplots())
+        >>> ax.get_ylabel()
+        'latitude, °'
+    """
+    m = len(groups)
+    east, north = column(longitude, m, "longitudes"), column(latitude, m, "latitudes")
+    areas = None
+    if errors is not None:
+        sizes = np.abs(column(errors, m, "errors"))
+        areas = 2 + 128 * np.minimum(sizes / max(float(np.quantile(sizes, 0.99)), 1e-300), 1)  # in points squared
+    ax = axes(ax)
+    _scatter_groups(ax, east, north, groups, tones, areas)
+    middle = math.radians(float(np.clip(north, -85, 85).mean()))
+    ax.set(xlabel="longitude, °", ylabel="latitude, °", aspect=1 / math.cos(middle))
+    return quiet(ax)
+
+
+def _scatter_groups(
+    ax: Axes, x: Numbers, y: Numbers, groups: Sequence[str] | None, tones: Mapping[str, Tone] | None, areas: Any = None
+) -> None:
+    """Draw the marks of each group in its tone, plain ones first, so that noise lies on top; and a legend below."""
+    if groups is not None and len(groups) != len(x):
+        raise ShapeError(f"expected {len(x)} groups, one for each prediction, got {len(groups)}.")
+    names, known = np.array(groups or ["predictions"] * len(x)), {**VERDICTS, **(tones or {})}
+    for name in sorted(dict.fromkeys(names), key=lambda name: list(STYLES).index(known.get(name, "plain"))):
+        here, style = names == name, STYLES[known.get(name, "plain")]
+        own = {} if areas is None else {"s": areas[here]}
+        ax.scatter(x[here], y[here], label=name, zorder=2, **{**style, **own})
     if groups is not None:
         place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
         ax.legend(frameon=False, handletextpad=0.2, reverse=True, **place)
+
+
+def decision_regions(
+    tracer: Tracer, inputs: Any, labels: Any = None, *, steps: int = 120, ax: Axes | None = None
+) -> Axes:
+    """Plot the decided class over a plane, paler where another training set may change it.
+
+    The colour is white where the margin is zero, and full where it is many standard deviations by HeC3.
+
+    Args:
+        tracer: a fit to inputs of two numbers. One output decides by its sign, several by the largest.
+        inputs: (n, 2) examples to draw, which also set the visible part of the plane.
+        labels: (n,) classes of these examples, from 0.
+        steps: points along each axis.
+        ax: axes to draw on.
+
+    Examples:
+        >>> corners = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+        >>> two = whence.fit(torch.nn.Linear(2, 1), [(corners, corners[:, :1])], recenter=True, progress=False)
+        >>> len(plots.decision_regions(two, corners, corners[:, 0], steps=8, ax=Figure().subplots()).images)
+        1
+    """
+    from matplotlib.colors import to_rgb  # an extra: needed only for plots
+
+    points = inputs if isinstance(inputs, Tensor) else torch.as_tensor(inputs, device="cpu")
+    if points.ndim != 2 or points.shape[1] != 2:
+        raise ShapeError(f"expected inputs of shape (n, 2), got {tuple(points.shape)}.")
+    places = points.detach().cpu().double().numpy()
+    classes = np.zeros(len(places)) if labels is None else column(labels, len(places), "labels", "input")
+    low, high = places.min(0), places.max(0)
+    east, north = np.linspace(low - MARGIN * (high - low), high + MARGIN * (high - low), steps).T
+    plane = torch.cartesian_prod(torch.from_numpy(east), torch.from_numpy(north)).to(points)
+    u = tracer.predict(list(plane.split(BATCH)), covariance=True)
+    alone = u.mean.shape[1] == 1
+    u = replace(u, likelihood=Bernoulli() if alone else Categorical())  # a margin, whatever the loss
+    choice = (u.mean[:, 0] > 0).long() if alone else u.mean.argmax(1)
+    variance = u.margin_variance()
+    firm = torch.erf(u.margin / (2 * variance.clamp_min(torch.finfo(variance.dtype).tiny)).sqrt())
+    full = np.array([to_rgb(CLASSES[one % len(CLASSES)]) for one in choice.tolist()])
+    colours = (1 - 0.55 * firm.cpu().numpy()[:, None] * (1 - full)).reshape(steps, steps, 3).transpose(1, 0, 2)
+    ax = axes(ax)
+    ax.imshow(colours, extent=(east[0], east[-1], north[0], north[-1]), origin="lower", aspect="auto")
+    for one in np.unique(classes):
+        colour = INK if labels is None else CLASSES[int(one) % len(CLASSES)]
+        here = places[classes == one]
+        ax.scatter(here[:, 0], here[:, 1], s=18, c=colour, edgecolors="white", linewidths=0.6, label=f"class {one:g}")
+    if labels is not None:
+        ax.legend(framealpha=0.85, edgecolor="none", fontsize="small")
+    ax.set(xlabel="first input", ylabel="second input")
+    return quiet(ax)
+
+
+def leverage_residual(tracer: Tracer, top: int = 5, ax: Axes | None = None) -> Axes:
+    """Plot leverage against the studentized residual of every training example.
+
+    To the right: examples that determine their own prediction. Far from zero: labels that the others contradict. Those
+    with the largest Cook's distance, which do both, are named.
+
+    Args:
+        tracer: the fit. With several outputs leverages are summed, and the size of the residual is shown.
+        top: how many examples to name.
+        ax: axes to draw on.
+
+    Examples:
+        >>> len(plots.leverage_residual(tracer, top=3, ax=Figure().subplots()).texts)
+        3
+    """
+    leverage, residual = tracer.leverage.sum(1).cpu().numpy(), label_suspicion(tracer).score.cpu().numpy()
+    if tracer.problem.k == 1:
+        residual = residual * np.sign(tracer.residuals[:, 0].cpu().numpy())
+    named = np.argsort(-cooks_distance(tracer).cpu().numpy(), kind="stable")[:top]
+    ax = axes(ax)
+    ax.axhline(0, color=LINE, linewidth=0.8, zorder=1)
+    ax.scatter(leverage, residual, c=np.where(np.isin(np.arange(len(leverage)), named), BLUE, GREY), s=16, zorder=2)
+    for at in named:
+        place = (leverage[at], residual[at])
+        ax.annotate(str(at), place, xytext=(4, 3), textcoords="offset points", color=BLUE, fontsize="small")
+    ax.set(xlabel="leverage", ylabel="studentized residual")
+    return quiet(ax)
+
+
+def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
+    """Plot the leave-one-out error against the ridge, with the smallest marked.
+
+    Args:
+        path: `tracer.ridge_path` of a fit with `ridge="loo"`.
+        ax: axes to draw on.
+
+    Examples:
+        >>> path = whence.fit(net, [(x, y)], ridge="loo", progress=False).ridge_path
+        >>> plots.ridge_path(path, ax=Figure().subplots()).get_xscale()
+        'log'
+    """
+    if path is None:
+        raise InputError('expected a path of ridges, got None. Fit with ridge="loo" to have one.')
+    ridges, errors = (values.detach().cpu().numpy() for values in (path.ridges, path.errors))
+    best = int(errors.argmin())
+    end = ", at the end of the grid" if best in (0, len(ridges) - 1) else ""
+    ax = axes(ax)
+    ax.plot(ridges, errors, color=LINE, linewidth=1.5, marker="o", markersize=3.5)
+    ax.plot(ridges[best], errors[best], "o", color=BLUE, markersize=8, label=f"λ = {ridges[best]:.3g}{end}")
+    ax.set(xscale="log", xlabel="ridge λ, on the sum scale", ylabel="leave-one-out error")
+    ax.legend(frameon=False)
     return quiet(ax)
 
 

@@ -506,7 +506,7 @@ class Tracer(Fitted):
             names: names of the classes, or of the outputs.
             images: how to show inputs as pictures: (m, h, w) or (m, c, h, w) of the test inputs, a pair of such arrays
                 for test and training inputs, or a function that makes them from a batch of inputs.
-            texts: the same for texts.
+            texts: the same for texts, or for lists of (token, weight) pairs, whose words are marked.
             table: the same for rows of a table: a data frame, a dict of columns, or an array.
             **options: `ids` (a name for each prediction, or a pair of such lists for predictions and training
                 examples), `title`, `about` (paragraphs below the answer), `sections` (your own parts, see

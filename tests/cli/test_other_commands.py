@@ -1,4 +1,4 @@
-"""`whence reproduce`, and how the program ends."""
+"""`whence doctor`, `reproduce`, and how the program ends."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from command_line import call
 from whence.cli.console import FAILED, INTERRUPTED, UNUSABLE
+from whence.cli.doctor import BY_HAND
 from whence.tabular.fitted import DESCRIPTION, replacing_folder
 
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -28,7 +30,21 @@ def test_experiments_are_listed_and_run() -> None:
     assert call("reproduce", "sinc", "--no-such-option").exit_code == UNUSABLE  # argparse's own code
 
 
-@pytest.mark.parametrize("command", ["table", "demo", "fit", "predict", "explain", "report", "reproduce"])
+def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = call("doctor", "--json")
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    assert content["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert len(content["found"]) == 4 * (1 + torch.cuda.is_available())  # on each device
+    assert content["wrong"] == []
+    monkeypatch.setitem(BY_HAND, "ho", BY_HAND["ho"] + 1e-9)
+    result = call("doctor")
+    assert result.exit_code == FAILED
+    assert "12 of 16 numbers agree" in " ".join(result.stdout.split()) or torch.cuda.is_available()
+    assert "ho by exact, dual on cpu: expected 0.020700001" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", ["table", "demo", "fit", "predict", "explain", "report", "reproduce", "doctor"])
 def test_help_has_examples(command: str) -> None:
     result = call(command, "--help")
     assert result.exit_code == 0
@@ -133,5 +149,5 @@ def test_a_reader_that_leaves_is_no_fault(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(120) == 1
+        assert process.wait(120) == 141
     assert errors.read_text() == ""

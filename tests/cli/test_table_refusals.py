@@ -23,10 +23,10 @@ BROKEN: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
     ("nothing but a target", {"price": range(40)}, ("-t", "price"), "it has no other column"),
     ("nothing but an identifier", {"id": range(40), "y": np.sin(range(40))}, ("-t", "y"), "numbers the rows"),
     ("a target of texts", houses(60), ("-t", "house_id"), "Is it the right column,"),
-    ("a task with a typo", houses(30), ("-t", "price", "--task", "regresion"), "'regression'"),
-    ("a structure with a typo", houses(30), ("-t", "price", "--structure", "exat"), "'exact'"),
-    ("a model with a typo", houses(30), ("-t", "price", "--model", "tree"), "'trees'"),
-    ("verdicts with a typo", houses(30), ("-t", "price", "--verdicts", "heldout"), "'held-out'"),
+    ("a task with a typo", houses(30), ("-t", "price", "--task", "regresion"), "Did you mean 'regression'?"),
+    ("a structure with a typo", houses(30), ("-t", "price", "--structure", "exat"), "Did you mean 'exact'?"),
+    ("a model with a typo", houses(30), ("-t", "price", "--model", "tree"), "Did you mean 'trees'?"),
+    ("verdicts with a typo", houses(30), ("-t", "price", "--verdicts", "heldout"), "Did you mean 'held-out'?"),
     ("another task", houses(30), ("-t", "town", "--task", "regression"), "expected numbers in the target"),
 ]
 

@@ -231,11 +231,17 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
     assert "Unusual: size 9, larger than every training value" in read(path).words
 
 
-def test_texts(tmp_path: Path) -> None:
+def test_tokens_of_texts_are_marked_by_their_weights(tmp_path: Path) -> None:
     example = texts()
+    plain, train = example.options["texts"]
+    example.options["texts"] = [*plain[:-1], [("so ", 0.0), ("ironic", -2.0), (" film", 1.0)]], train
     data = data_of(example.write(tmp_path / "report.html"))
-    wanted = [(text if len(text) <= 600 else f"{text[:600]} …") or " " for text in example.options["texts"][0]]
-    assert [data["test"][str(number)] for number in range(len(wanted))] == wanted
+    said = ["".join(word for word, _ in data["test"][str(number)]) for number in range(len(plain))]
+    assert said == [
+        *((text if len(text) <= 600 else f"{text[:600]} …") or " " for text in plain[:-1]),
+        "so ironic film",
+    ]
+    assert data["test"][str(len(plain) - 1)] == [["so ", 0.0], ["ironic", 1.0], [" film", 0.5]]
 
 
 def test_inputs_speak_for_themselves(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from whence import InputError, ShapeError
-from whence.report.inputs import shortened
+from whence.report.inputs import text_pieces
 from whence.report.page import jinja_environment
 from whence.report.traced import Action
 from whence.report.usual import UsualValues, frame_of, rows_as_text
@@ -77,9 +77,13 @@ def test_says_what_is_no_table() -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    assert shortened({3: "x" * 5000, 5: "x" * 600, 7: ""}) == {3: "x" * 600 + " …", 5: "x" * 600, 7: " "}
-    with pytest.raises(InputError, match="expected texts as strings, got list"):
-        shortened({0: [("so", 1.0)]})
+    assert text_pieces("x" * 5000) == [("x" * 600, 0.0), (" …", 0.0)]
+    assert text_pieces("x" * 600) == [("x" * 600, 0.0)]
+    assert text_pieces("") == [(" ", 0.0)]
+    assert text_pieces([("y" * 400, 1.0), ("z" * 400, 0.5)]) == [("y" * 400, 1.0), ("z" * 200, 0.5), (" …", 0.0)]
+    for wrong in (3, ["so"]):
+        with pytest.raises(InputError, match="expected texts as strings, or as lists of"):
+            text_pieces(wrong)
 
 
 def test_inputs_that_cannot_be_are_told_from_rare_ones() -> None:

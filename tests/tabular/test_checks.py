@@ -1,4 +1,4 @@
-"""Columns that leak the target, and rows that are held out in groups."""
+"""Copies of the target and of other columns, leaks, ids that repeat, and rows that are held out in groups."""
 
 from __future__ import annotations
 
@@ -25,6 +25,25 @@ def columns(n: int = 200) -> dict[str, Any]:
     return {"a": a.round(6), "b": b, "y": (a + (b == "red") + draw.normal(size=n)).round(6)}
 
 
+def test_a_copy_of_the_target_and_a_duplicate_are_left_out() -> None:
+    given = columns()
+    given |= {"answer": [f"{value:.7f}" for value in given["y"]], "again": given["a"], "colour": given["b"]}
+    found = prepared(given).model
+    assert [column.name for column in found.columns] == ["a", "b"]
+    reasons = {one.name: one.reason for one in found.excluded}
+    assert reasons == {
+        "answer": "the same values as the target 'y'",
+        "again": "the same values as 'a'",
+        "colour": "the same values as 'b'",
+    }
+
+
+def test_a_copy_of_classes_is_left_out() -> None:
+    found = prepared(columns() | {"y": ["yes", "no"] * 100, "again": ["yes", "no"] * 100, "other": ["n", "y"] * 100})
+    assert [one.reason for one in found.model.excluded] == ["the same values as the target 'y'"]
+    assert ["'other' alone predicts 'y'" in note for note in found.notes] == [True]
+
+
 def test_a_leak_is_noted() -> None:
     given = columns()
     clean = prepared(given)
@@ -42,10 +61,12 @@ def test_a_leak_of_classes_is_noted() -> None:
     assert not [note for note in prepared(given | {"code": draw.permutation(given["code"])}).notes if "leak" in note]
 
 
-def test_groups_are_kept_together() -> None:
-    name = "patient"
+@pytest.mark.parametrize("name", ["patient_id", "Patient", "patientid"])
+def test_an_id_that_repeats_is_noted_and_its_groups_can_be_kept_together(name: str) -> None:
     given = columns() | {name: np.repeat(np.arange(40), 5) + 1000}
+    assert [note for note in prepared(given).notes if f"--groups {name!r}" in note]
     grouped = prepared(given, groups=name)
+    assert not [note for note in grouped.notes if "looks like an id" in note]
     assert name in [one.name for one in grouped.model.excluded]
     ids, split = np.asarray(given[name]), grouped.split
     parts = [ids[split.test], *(ids[rows] for rows in split.validation)]
@@ -54,6 +75,18 @@ def test_groups_are_kept_together() -> None:
             assert not set(part) & set(other)
     assert 0.1 < len(split.test) / 200 < 0.3
     assert sorted(np.concatenate(split.validation)) == sorted(split.train)
+
+
+@pytest.mark.parametrize("options", [{}, {"ignore": ["patient_id"]}])
+def test_an_id_in_two_rows_each_is_noted_though_the_column_is_left_out(options: dict[str, Any]) -> None:
+    found = prepared(columns() | {"patient_id": [f"P{at // 2:04}" for at in range(200)]}, **options)
+    assert "patient_id" in [one.name for one in found.model.excluded]
+    assert [note for note in found.notes if "--groups 'patient_id'" in note]
+
+
+def test_an_amount_that_is_called_an_index_is_no_id() -> None:
+    given = columns() | {"price_index": np.random.default_rng(0).choice(np.arange(20) + 0.5, 200)}
+    assert not [note for note in prepared(given).notes if "looks like an id" in note]
 
 
 def test_too_few_groups_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Rows to label first."""
+"""Rows to label first, and answers put in the place of labels."""
 
 from __future__ import annotations
 
@@ -36,3 +36,18 @@ def test_of_many_rows_those_with_the_largest_variance_are_considered(
 ) -> None:
     monkeypatch.setattr(labels, "POOL", 2)
     assert set(labels.rows_to_label(*fitted, 6).tolist()) == {2, 3}
+
+
+def test_answers_change_labels_and_nothing_else(fitted: tuple[Prepared, FittedTable]) -> None:
+    ready, _ = fitted
+    held_out, same = int(ready.split.test[0]), int(ready.split.train[0])
+    given = {2: "7.5", held_out: "-3", same: str(float(ready.frame["y"].iloc[same]))}
+    after = labels.apply_answers(ready, pd.Series(given).set_axis([at + 1 for at in given]))
+    others = [at for at in range(60) if at not in given]
+    assert after.values[[2, held_out]].tolist() == [7.5, -3.0]
+    np.testing.assert_array_equal(after.values[[same, *others]], ready.values[[same, *others]])
+    np.testing.assert_array_equal(after.frame["x"], ready.frame["x"])
+    np.testing.assert_array_equal(after.split.test, ready.split.test)
+    assert set(after.split.train) == {*ready.split.train, 2}
+    assert set(after.split.unlabelled) == {0, 1, 3, 4, 5}
+    assert ready.frame["y"].isna().iloc[2]

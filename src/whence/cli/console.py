@@ -1,7 +1,7 @@
 """Shared by all commands: options, printing for people or scripts, and errors as messages with exit codes.
 
-Exit codes: 0 done; 1 a bug in whence; 2 an option, a file, a column or a model cannot be used;
-3 a package, memory or disk space is missing; 130 interrupted.
+Exit codes: 0 done; 1 a bug in whence, or a failed self-check; 2 an option, a file, a column or a model cannot be used;
+3 a package, memory or disk space is missing; 130 interrupted; 141 the output is no longer read, as after `| head`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import json
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args
 
 import typer
 from rich.console import Console
@@ -25,17 +26,29 @@ from typer import Option
 
 from whence import TooLargeError, WhenceError
 from whence.display import number
+from whence.errors import did_you_mean
 
-FAILED, UNUSABLE, LACKING, INTERRUPTED = 1, 2, 3, 130
+FAILED, UNUSABLE, LACKING, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Structure = Annotated[
-    Literal["exact", "core", "sketch", "ekfac"] | None,
-    Option(help="Of the curvature; by default exact if it fits, a core for texts."),
-]
+
+def one_of(choices: Any, about: str) -> Any:
+    """An option with one of the values of a `Literal`, which suggests the nearest value for a wrong one."""
+    known = get_args(choices)
+
+    def parse(given: str) -> str:
+        if given not in known:
+            raise typer.BadParameter(f"expected one of {', '.join(known)}, got {given!r}.{did_you_mean(given, known)}")
+        return given
+
+    return Option(parser=parse, metavar=f"[{'|'.join(known)}]", help=about)
+
+
+Named = Literal["exact", "core", "sketch", "ekfac"]
+Structure = Annotated[Named | None, one_of(Named, "Of the curvature; by default exact if it fits, a core for texts.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object, for scripts, and nothing else.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
 Delimiter = Annotated[str | None, Option(help="Delimiter of a CSV, such as ';' or '\\t'; guessed if not given.")]
@@ -54,6 +67,8 @@ def check_writable(*files: Path | None, read: Sequence[Path | None] = ()) -> Non
     for file in filter(None, files):
         if not file.parent.is_dir():
             stop(f"expected a folder that exists, got {file.parent}. Make it first: mkdir -p {file.parent}")
+        if file.is_dir():
+            stop(f"expected the name of a file to write, got the folder {file}.")
         if any(data.exists() and file.exists() and file.samefile(data) for data in filter(None, read)):
             stop(f"expected different files to read and to write, got {file} for both.")
 
@@ -94,12 +109,22 @@ def _message(error: Exception) -> tuple[str, int]:
     return f"this is a bug in whence, not an error in your input: {type(error).__name__}: {error}", FAILED
 
 
+class PipedConsole(Console):
+    """A console with an exit code of its own for output that is no longer read."""
+
+    def on_broken_pipe(self) -> None:
+        """Exit without a message."""
+        with suppress(SystemExit):
+            super().on_broken_pipe()
+        raise typer.Exit(UNREAD)
+
+
 class Output:
     """Prints text for people, or only one JSON object for scripts, at the end."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = Console(quiet=as_json, highlight=False)
+        self.console = PipedConsole(quiet=as_json, highlight=False)
 
     def fact(self, name: str, words: str) -> None:
         """Print one line of a summary: a name and its text."""
@@ -142,7 +167,7 @@ class Output:
     def finish(self, content: Any) -> None:
         """Print the JSON object, if requested."""
         if self.as_json:
-            Console().out(json.dumps(jsonable(content), ensure_ascii=False, indent=1), highlight=False)
+            PipedConsole().out(json.dumps(jsonable(content), ensure_ascii=False, indent=1), highlight=False)
 
 
 def jsonable(value: Any) -> Any:

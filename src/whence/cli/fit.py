@@ -1,4 +1,4 @@
-"""`whence fit`: fit a network that a Python file defines."""
+"""`whence fit`: fit a network that a Python file defines, or a language model in a folder with its texts."""
 
 from __future__ import annotations
 
@@ -16,47 +16,80 @@ from typer import Argument, Option
 import whence
 from whence.cli import console
 from whence.cli.console import Output, stop
+from whence.cli.texts import DESCRIPTION, LanguageModel
 from whence.errors import InputError
+from whence.tabular.fitted import check_folder
 
 SAMPLE, SECONDS = 8, 20.0  # predictions checked by trust, and its time limit
 
 
 @console.handle_errors
 def fit(
-    spec: Annotated[Path, Argument(help="A Python file with model(), train_loader() and perhaps test_loader().")],
+    spec: Annotated[
+        Path, Argument(help="A Python file with model(), train_loader(), perhaps test_loader(); or a model's folder.")
+    ],
+    texts: Annotated[Path | None, Option(help="JSONL file of a language model's training texts.")] = None,
+    tokens: Annotated[int, Option(min=2, help="Most tokens of a text that are read.")] = 512,
+    ridge: Annotated[str | None, Option(help="Lambda on the sum scale, auto or loo.")] = None,
+    structure: console.Structure = None,
+    recenter: Annotated[bool, Option("--recenter", help="Take the last step to the optimum in the fit.")] = False,
     trust: Annotated[bool, Option("--trust/--no-trust", help="Check on a sample how far to trust the fit.")] = True,
-    save: Annotated[Path | None, Option(help="Save the fit in this file.", dir_okay=False)] = None,
+    save: Annotated[Path | None, Option(help="Save the fit in this file; with --texts, in this folder.")] = None,
     out: console.Report = None,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
 ) -> None:
-    """Fit your own network, defined by a Python file, which is run.
+    """Fit your own network, defined by a Python file, which is run; or a language model and its texts.
 
     The file defines `model()`, which returns the trained network, and `train_loader()` with the data it was
     trained on. It may define `test_loader()`, for the report, and `fit_options()`, a dict of arguments of
-    whence.fit, such as the likelihood and the ridge.
+    whence.fit, such as the likelihood; options given here take precedence.
 
-    Examples: `whence fit network.py --save network.whence`, `whence fit network.py --out report.html`
+    A language model was saved in a folder by Hugging Face's save_pretrained, with its tokenizer. Its linear layers are
+    fitted. Each line of the JSONL file has a "text", or a "prompt" and a "completion". The most doubtful texts are
+    listed.
+
+    Examples:
+    - `whence fit network.py --save network.whence`
+    - `whence fit network.py --ridge 5 --structure core --out report.html`
+    - `whence fit model-folder --texts train.jsonl --ridge 10 --save fitted`
     """
     began = time.perf_counter()
-    console.check_writable(save, out, read=(spec,))
-    source = SpecFile(spec)
-    test = source.call("test_loader") if source.has("test_loader") else None
+    console.check_writable(save if texts is None else None, out, read=(spec, texts))
+    if texts is None and spec.is_dir():
+        stop(f"expected --texts, the JSONL file that the language model in {spec} was trained on, got none.")
+    if texts is not None and save is not None:
+        check_folder(save, DESCRIPTION)
+    source = SpecFile(spec) if texts is None else LanguageModel(spec, texts, tokens)
+    test = source.test_loader()
     if out is not None and test is None:
         stop(f"expected {spec} to define test_loader(), the inputs of the report, got none. Define it, or drop --out.")
-    options = source.call("fit_options") if source.has("fit_options") else {}
-    if not isinstance(options, dict):
-        stop(f"expected fit_options() in {spec} to return a dict, got {type(options).__name__}.")
-    tracer = whence.fit(source.model(), source.call("train_loader"), **{"progress": not quiet, **options})
+    model = source.model()
+    given = {"ridge": _number_or_word(ridge), "structure": structure, "recenter": recenter or None}
+    options = {**source.options(model), **{name: value for name, value in given.items() if value is not None}}
+    tracer = whence.fit(model, source.train_loader(), **{"progress": not quiet, **options})
     if save is not None:
-        tracer.save(save)
+        source.save(tracer, save)
     trusted = tracer.trust(test, sample=SAMPLE, seconds=SECONDS) if trust else None
     if out is not None:
-        write_report(tracer, out, source.call("test_loader"), trusted)
+        write_report(tracer, out, source.test_loader(), trusted)
     output, files = Output(as_json), {"report": out, "saved": save}
     content = _print_fit(output, tracer, trusted)
+    suspects = source.suspects(tracer)
+    if suspects:
+        output.head("Texts to check first")
+        output.rows([[*one.values()] for one in suspects], list(suspects[0]), right=(0, 1))
+        content["suspects"] = suspects
     output.files(files)
     output.finish({**content, "files": files, "seconds": round(time.perf_counter() - began, 1)})
+
+
+def _number_or_word(given: str | None) -> float | str | None:
+    """A number, or a word that `whence.fit` will check."""
+    try:
+        return None if given is None else float(given)
+    except ValueError:
+        return given
 
 
 def _print_fit(output: Output, tracer: whence.Tracer, trust: whence.Trust | None) -> dict[str, Any]:
@@ -112,9 +145,7 @@ class SpecFile:
         return callable(self._names.get(name))
 
     def call(self, name: str) -> Any:
-        """What one of its functions returns, such as `test_loader`."""
-        if not self.has(name):
-            raise InputError(f"expected {self.path} to define a function {name}(), got none.")
+        """What one of its functions returns."""
         return self._run(self._names[name], f"{name}()")
 
     def model(self) -> nn.Module:
@@ -124,6 +155,29 @@ class SpecFile:
             got = type(model).__name__
             raise InputError(f"expected model() in {self.path} to return a torch.nn.Module, got {got}.")
         return model.eval()
+
+    def train_loader(self) -> Any:
+        """The training data."""
+        return self.call("train_loader")
+
+    def test_loader(self) -> Any:
+        """The inputs of predictions and reports, or `None`."""
+        return self.call("test_loader") if self.has("test_loader") else None
+
+    def options(self, model: nn.Module) -> dict[str, Any]:
+        """Arguments of `whence.fit`."""
+        options = self.call("fit_options") if self.has("fit_options") else {}
+        if not isinstance(options, dict):
+            raise InputError(f"expected fit_options() in {self.path} to return a dict, got {type(options).__name__}.")
+        return options
+
+    def save(self, tracer: whence.Tracer, path: Path) -> None:
+        """Write the fit to a file."""
+        tracer.save(path)
+
+    def suspects(self, tracer: whence.Tracer) -> list[dict[str, Any]]:
+        """Return none: only the file knows what the examples are."""
+        return []
 
     def _run(self, work: Callable[[], Any], what: str) -> Any:
         try:

@@ -15,6 +15,7 @@ from whence.cli import console
 from whence.cli.console import Output, figure
 from whence.cli.fit import SpecFile, write_report
 from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows
+from whence.cli.texts import DESCRIPTION, LanguageModel, Text, read_texts
 from whence.display import listing, number, percent
 from whence.errors import InputError
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
@@ -34,8 +35,11 @@ COLUMNS += ("probability", "probability_std", "ho", "hec3", "ratio", "verdict")
 MOST_UNCERTAIN = 3  # rows that are explained if none are named
 
 Saved = Annotated[Path, Argument(help="What `whence table --save` or `whence fit --save` wrote.")]
-Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet, for a saved table; none for a network.")]
-Spec = Annotated[Path | None, Option("--spec", help="The Python file passed to `whence fit`, which is run.")]
+Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet; new texts, JSONL; none for a network.")]
+Spec = Annotated[
+    Path | None, Option(help="The Python file passed to `whence fit`, which is run; or the language model's folder.")
+]
+VARIANCES = {"ho": "Ho", "hec3": "HeC3"}
 NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")  # of an explanation, shown by `whence explain`
 
 
@@ -102,6 +106,7 @@ def explain(
     Examples:
     - `whence explain bank-fit new.csv --row 3 --row 17`
     - `whence explain network.whence --spec network.py --row 3`
+    - `whence explain fitted new.jsonl --spec model-folder` for texts: the training texts behind them
     """
     output = Output(as_json)
     query = _load(saved, data, spec, 0, delimiter, not quiet)
@@ -110,8 +115,8 @@ def explain(
         output.head(f"{query.unit} {one['row']}: {one['prediction']}")
         output.say(f"  {one['verdict']}: {one['advice']}")
         output.say(f"  {one['because']}")
-        causes = [[c["row"], percent(c["hec3"]), c["label"], c["without"]] for c in one["causes"]]
-        heads = [f"training {query.unit}", "share of HeC3", query.label, "without it"]
+        causes = [[c["row"], percent(c[query.variance]), c["label"], c["without"]] for c in one["causes"]]
+        heads = [f"training {query.unit}", f"share of {VARIANCES[query.variance]}", query.label, "without it"]
         output.rows(causes, heads, right=(0, 1, 2, 3))
     output.say()
     output.say(f"without it: the same in the fit without that training {query.unit}.")
@@ -146,15 +151,23 @@ def _load(
     saved: Path, data: Path | None, spec: Path | None, rows: int, delimiter: str | None, progress: bool
 ) -> SavedNetwork:
     """Load what was saved, and read the rows or inputs of the query."""
+    if (saved / DESCRIPTION).is_file():
+        if data is None or spec is None:
+            raise InputError(f"expected --spec with the folder of the model, and new texts, got {spec} and {data}.")
+        source, tracer = LanguageModel.load(saved, spec, progress)
+        return SavedTexts(tracer, source, read_texts(data), data.stem)
     if saved.is_file():
         if data is not None or spec is None:
             raise InputError(
                 f"expected --spec with the Python file that {saved} was fitted with, whose test_loader() gives the "
                 f"inputs, and no other data, got {spec} and {data}."
             )
-        source = SpecFile(spec)
-        tracer = whence.load(saved, source.model(), source.call("train_loader"), progress=progress)
-        return SavedNetwork(tracer, source.call("test_loader"), [], spec.stem)
+        file = SpecFile(spec)
+        inputs = file.test_loader()
+        if inputs is None:
+            raise InputError(f"expected {spec} to define a function test_loader(), got none.")
+        tracer = whence.load(saved, file.model(), file.train_loader(), progress=progress)
+        return SavedNetwork(tracer, inputs, [], spec.stem)
     if spec is not None:
         raise InputError(f"expected a file written by `whence fit --save` with --spec, got {saved}.")
     columns = read_description(saved).get("columns", [])
@@ -169,6 +182,7 @@ class SavedNetwork:
     """Inputs of a loader, predicted by the saved fit of a user's own network."""
 
     unit, label = "example", "residual"
+    variance = "hec3"  # whose shares order training examples
 
     def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
         self.tracer, self.inputs, self.notes, self.stem = tracer, inputs, notes, stem
@@ -221,7 +235,7 @@ class SavedNetwork:
         """Verdicts, and training examples with the largest shares; of the most uncertain rows if none are named."""
         verdicts = self.tracer.explain(self.inputs, top=top)
         numbers = range(1, len(verdicts) + 1)
-        shares = self.tracer.attribute(self.inputs, top=top).hec3
+        shares = getattr(self.tracer.attribute(self.inputs, top=top), self.variance)
         places = choose_places(rows, numbers, verdicts.hec3)
         return [self.explained(at, numbers[at], verdicts, shares) for at in places]
 
@@ -238,7 +252,7 @@ class SavedNetwork:
             "advice": ADVICE[verdict].replace("in `check`", "below"),
             **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
             "causes": [
-                {"row": int(self.examples[example]), "hec3": share, **self.left_out(example)}
+                {"row": int(self.examples[example]), self.variance: share, **self.left_out(example)}
                 for example, share in zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
             ],
         }
@@ -254,6 +268,26 @@ class SavedNetwork:
         """The label of a training example, or its residual, and what the fit without it predicts instead."""
         residual, left_out = (number(float(one[example].norm())) for one in self._residuals)
         return {"label": residual, "without": left_out}
+
+
+class SavedTexts(SavedNetwork):
+    """New texts, and the training texts behind a language model's predictions in them; all are numbered from one."""
+
+    unit, label = "text", "begins"
+    variance = "ho"  # finds the texts behind an answer; those of HeC3 are texts that nobody could predict
+
+    def __init__(self, tracer: whence.Tracer, source: LanguageModel, new: list[Text], stem: str) -> None:
+        inputs = [{name: one for name, one in batch.items() if name != "labels"} for batch in source.batches(new)]
+        super().__init__(tracer, inputs, [], stem)
+        self.texts, self.new, self.examples = source.texts, new, range(1, len(source.texts) + 1)
+
+    def describe(self, at: int) -> str:
+        """The beginning of a text."""
+        return self.new[at].beginning
+
+    def left_out(self, example: int) -> dict[str, str]:
+        """The beginning of a training text, and the size of its residual in the fit without it."""
+        return super().left_out(example) | {"label": self.texts[example].beginning}
 
 
 class SavedTable(SavedNetwork):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,7 +18,16 @@ from whence.display import count, number, percent
 from whence.runtime.execution import Progress
 from whence.tabular.files import TextTable, read_table, write_csv
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
-from whence.tabular.labels import doubtful_rows, estimate_wrong, judge_labels, suggestions, work_items
+from whence.tabular.labels import (
+    apply_answers,
+    doubtful_rows,
+    estimate_wrong,
+    judge_labels,
+    read_answers,
+    suggestions,
+    work_items,
+    write_items,
+)
 from whence.tabular.predictions import CHECK_INPUT, RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task
 
@@ -43,23 +53,30 @@ Model = Literal["auto", "network", "trees"]  # what is trained
 def table(
     data: Annotated[Path, Argument(help="A CSV or parquet file with names of columns; .gz, .bz2, .xz too.")],
     target: Annotated[str | None, Option("--target", "-t", help="Column to predict; without it, lists them.")] = None,
-    task: Annotated[Task | None, Option(help="Predict an amount or a class; guessed when not given.")] = None,
+    task: Annotated[Task | None, console.one_of(Task, "Predict an amount or a class; guessed when not given.")] = None,
     ignore: Annotated[list[str] | None, Option("--ignore", "-x", help="A column to leave out; repeatable.")] = None,
     groups: Annotated[str | None, Option(help="Rows with the same value in this column are held out together.")] = None,
     out: console.Report = None,
     csv: Annotated[Path | None, Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
     save: Annotated[Path | None, Option(help="Save the fit in this folder, for predict, explain and report.")] = None,
     export: Annotated[
-        Path | None, Option(help="Write labels to check and rows to label to this CSV.", dir_okay=False)
+        Path | None,
+        Option(help="Write labels to check and rows to label: .csv, or .json for Label Studio.", dir_okay=False),
     ] = None,
     export_rows: Annotated[int, Option(min=1, help="At most this many of each in --export.")] = 100,
+    answers: Annotated[
+        Path | None, Option("--import", help="The CSV of --export with answers: trains again with them.")
+    ] = None,
+    corrected: Annotated[
+        Path | None, Option(help="With --import, write the table with the answers to this CSV.", dir_okay=False)
+    ] = None,
     rows: console.Rows = 50_000,
     held_out: Annotated[float, Option(min=0.05, max=0.5, help="Share of the rows held out for testing.")] = 0.2,
     verdicts: Annotated[
-        Verdicts, Option(help="Which rows get a verdict; auto: all, if that takes about a minute.")
+        Verdicts, console.one_of(Verdicts, "Which rows get a verdict; auto: all, if that takes about a minute.")
     ] = "auto",
     structure: console.Structure = None,
-    model: Annotated[Model, Option(help="What to train; auto: the better one on validation rows.")] = "auto",
+    model: Annotated[Model, console.one_of(Model, "What to train; auto: the better one on validation rows.")] = "auto",
     width: Annotated[int | None, Option(min=1, help="Width of the network's two hidden layers.")] = None,
     delimiter: console.Delimiter = None,
     seed: Annotated[int, Option(min=0, help="Seed of all random draws.")] = 0,
@@ -78,12 +95,15 @@ def table(
     - `whence table bank.csv -t y -x duration --save bank-fit` leaves a column out, and keeps the fit
     - `whence table big.parquet -t y --rows 20000 --json > result.json`
     - `whence table bank.csv -t y --export todo.csv` writes the labels to check
+    - `whence table bank.csv -t y --import todo.csv` trains again with the answers in it, and compares
     """
     began = time.perf_counter()
     stem = data.name.split(".")[0] or "table"
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
-    console.check_writable(report_path, csv_path, export, read=(data,))
+    console.check_writable(report_path, csv_path, export, corrected, read=(data, answers))
+    if corrected is not None and answers is None:
+        stop("expected --import with the answers for --corrected, got none.")
     if save is not None:
         check_folder(save)
     output = Output(as_json)
@@ -91,11 +111,25 @@ def table(
     if target is None:
         stop(f"expected --target with the column to predict. Columns: {', '.join(map(repr, read.frame.columns))}.")
     prepared = prepare(read.frame, target, task, ignore or (), groups, test=held_out, width=width, seed=seed)
+    given, unanswered = (None, 0) if answers is None else read_answers(answers, prepared)
+    if corrected is not None and len(read.frame) < read.total:
+        stop(f"expected all {read.total:,} rows for --corrected, got {len(read.frame):,} of them. Pass --rows 0.")
+    before, prepared = prepared, prepared if given is None else apply_answers(prepared, given)
     split, content = prepared.split, {"data": data, **_data_summary(read, prepared)}
     _print_data(output, content)
-    fitted = fit_table(prepared, learner=model, structure=structure or "auto", seed=seed, progress=not quiet)
-    predictions = predict_rows(fitted, prepared.frame, _rows_to_explain(prepared, fitted, verdicts))
-    judged = judge_labels(predictions, split.train)
+    options: dict[str, Any] = {"structure": structure or "auto", "seed": seed, "progress": not quiet}
+    fitted = fit_table(before, learner=model, **options)
+    explained = _rows_to_explain(prepared, fitted, verdicts)
+    predictions = predict_rows(fitted, before.frame, explained)
+    judged = judge_labels(predictions, before.split.train)
+    if given is not None:
+        fitted = fit_table(prepared, learner=fitted.model.learner, **options)  # the same kind, to compare
+        first, predictions = (predictions, judged), predict_rows(fitted, prepared.frame, explained)
+        judged = judge_labels(predictions, split.train)
+        content["import"] = {
+            "unanswered": unanswered,
+            **_changes(before, prepared, given, first, (predictions, judged)),
+        }
     content |= _fit_summary(prepared, fitted, predictions, judged)
     write_csv(csv_path, predictions.rows_frame(split.names(), suggestions(judged, fitted.model.target)))
     if report_path is not None:
@@ -104,9 +138,12 @@ def table(
     if save is not None:
         save_table(fitted, save, {"data": data.name, "model": content["model"], "scores": content["scores"]})
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
+    if corrected is not None:
+        write_csv(corrected, prepared.frame)
+        content["files"]["corrected"] = corrected
     if export is not None:
         items = work_items(prepared, fitted, judged, export_rows)
-        write_csv(export, items)
+        write_items(export, items, fitted.model.target)
         content["files"]["worklist"] = export
         content["export"] = dict(Counter(items["todo"]))
     content["seconds"] = round(time.perf_counter() - began, 1)
@@ -209,6 +246,39 @@ def _fit_summary(
     }
 
 
+def _changes(
+    before: Prepared,
+    after: Prepared,
+    answers: pandas.Series,
+    *ends: tuple[RowPredictions, pandas.DataFrame],
+) -> dict[str, Any]:
+    """What answers changed: labels, and what the fits before and after predict for the same held-out rows.
+
+    The scores of both are by the labels as they are now.
+    """
+    places = before.frame.index.get_indexer(answers.index)
+    had, same = numpy.isfinite(before.values[places]), before.values[places] == after.values[places]
+    parts = {"changed": had & ~same, "confirmed": same, "labelled": ~had}
+    classes, test = before.model.target.classes, after.split.test
+    compared: dict[str, dict[str, Any]] = {}
+    for when, (predictions, judged) in zip(("before", "after"), ends, strict=True):
+        deviations = predictions.frame["probability_std" if classes else "std"]
+        numbers = {one.name: one.value for one in replace(predictions, values=after.values).scores(test)}
+        numbers |= {"mean std": float(deviations.iloc[test].mean())}
+        numbers |= count_verdicts(predictions.frame["verdict"].iloc[test])
+        numbers |= {"labels contradicted, all rows": int(judged["contradicted"].sum())}
+        for name, value in numbers.items():
+            compared.setdefault(name, {})[when] = value
+    (old, _), (new, _) = ends
+    one, other = old.frame["prediction"], new.frame["prediction"]
+    moved = one != other if classes else (other - one).abs() > old.frame["std"]
+    return {
+        **{name: sorted(answers.index[part].tolist()) for name, part in parts.items()},
+        "compared": compared,
+        "predictions_changed": int(moved.sum()),
+    }
+
+
 def count_verdicts(verdicts: Any) -> dict[str, int]:
     """Count each verdict; empty if there are none."""
     counts = Counter(verdicts)
@@ -266,6 +336,8 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
         if sum(content["verdicts"]["all"].values()) < rows["used"]:
             output.say("  Not all rows have a verdict; --verdicts all gives one to each, which takes longer")
     _print_labels(output, content)
+    if "import" in content:
+        _print_changes(output, content["import"], rows["test"])
     output.say()
     output.files(content["files"])
     output.fact("Time", f"{content['seconds']:.0f} s")
@@ -290,6 +362,20 @@ def _print_labels(output: Output, content: dict[str, Any]) -> None:
         if not content["suspects"]:
             output.say()
         output.rows([[f"In all, {content['wrong_labels']['words']}."]])
+
+
+def _print_changes(output: Output, changes: dict[str, Any], rows: int) -> None:
+    """Print what answers changed; `rows` rows are held out."""
+    amounts = {
+        f"{count(len(changes['changed']), 'label')} changed": changes["changed"],
+        f"{len(changes['confirmed']):,} confirmed": changes["confirmed"],
+        f"{count(len(changes['labelled']), 'row')} labelled": changes["labelled"],
+        f"{count(changes['unanswered'], 'row')} without an answer": changes["unanswered"],
+    }
+    output.head("What the answers changed: " + ", ".join(words for words, some in amounts.items() if some))
+    compared = [[name, *ends.values()] for name, ends in changes["compared"].items()]
+    output.rows(compared, [f"{count(rows, 'held-out row')}, by the answers", "before", "after"], right=(1, 2))
+    output.say(f"  Predictions that changed, in all rows: {changes['predictions_changed']:,}")
 
 
 def _model_words(model: dict[str, Any]) -> list[str]:

@@ -48,6 +48,11 @@ class Batch:
         """The indices of these examples among all examples."""
         return slice(self.start, self.start + self.size)
 
+    @property
+    def tokens(self) -> int:
+        """Number of positions if there is a class at each of many, as in a text; else zero."""
+        return self.targets.numel() if self.targets.ndim == 2 and not self.targets.is_floating_point() else 0
+
 
 @dataclass
 class Batches:
@@ -103,7 +108,7 @@ class Batches:
         batches = self._read()
         if label is not None:
             total = len(self.fingerprints) if self.complete else length(self.loader)
-            batches = self.progress.track(batches, f"{label}, batch", total)
+            batches = self.progress.track(batches, f"{label}, batch", total, lambda batch: batch.tokens)
         yield from (batch for batch in batches if batch.size)
 
     def _read(self) -> Iterator[Batch]:

@@ -32,7 +32,7 @@ SMALL = 1400  # characters of an image that need not be made smaller
 
 @dataclass(frozen=True)
 class ShownInputs:
-    """All inputs that are shown: images (data URIs), texts, or rows.
+    """All inputs that are shown: images (data URIs), texts as pieces with weights, or rows.
 
     A row has its cells, the columns in which it is unusual with the reason, and the columns to show first.
     """
@@ -84,8 +84,10 @@ def show_inputs(
     room = max(IMAGES - len(chosen), 0) if form == "image" else TEXTS
     tests = _of_examples(form, test_view, test, chosen, sizes[0], "test")
     trains = _of_examples(form, train_view, train, sorted(examples[:room]), sizes[1], "training")
-    shown = thumbnails(tests, trains) if form == "image" else [shortened(tests), shortened(trains)]
-    return ShownInputs(form, (), *shown)
+    if form == "image":
+        return ShownInputs(form, (), *thumbnails(tests, trains))
+    pieces = [{i: text_pieces(text) for i, text in part.items()} for part in (tests, trains)]
+    return ShownInputs(form, test=pieces[0], train=pieces[1])
 
 
 def _of_examples(
@@ -191,9 +193,23 @@ def thumbnails(*collections: Mapping[int, Any]) -> list[dict[int, str]]:
     return [{i: thumbnail((image - low) / max(high - low, 1e-12)) for i, image in part.items()} for part in parts]
 
 
-def shortened(texts: Mapping[int, Any]) -> dict[int, str]:
-    """Texts, cut where they are long; a space for an empty one, so that something is shown."""
-    for text in texts.values():
-        if not isinstance(text, str):
-            raise InputError(f"expected texts as strings, got {type(text).__name__}.")
-    return {i: text[:LONGEST_TEXT] + " …" * (len(text) > LONGEST_TEXT) or " " for i, text in texts.items()}
+def text_pieces(text: Any) -> list[tuple[str, float]]:
+    """A text, or its tokens with weights, as pieces with weights between 0 and 1; cut where it is long.
+
+    Examples:
+        >>> text_pieces("good film"), text_pieces([("good", 2.0), (" film", -1.0)])
+        ([('good film', 0.0)], [('good', 1.0), (' film', 0.5)])
+    """
+    try:
+        given = [(text or " ", 0.0)] if isinstance(text, str) else text  # a space, so that something is shown
+        pairs = [(str(token), abs(float(weight))) for token, weight in given]
+    except (TypeError, ValueError):
+        got = type(text).__name__
+        raise InputError(f"expected texts as strings, or as lists of (token, weight) pairs, got {got}.") from None
+    largest, room, pieces = max((weight for _, weight in pairs), default=0.0) or 1.0, LONGEST_TEXT, []
+    for token, weight in pairs:
+        pieces.append((token[:room], round(weight / largest, 3)))
+        room -= len(token)
+        if room < 0:
+            return [*pieces, (" …", 0.0)]
+    return pieces

@@ -34,6 +34,11 @@ MAX_DISTANCE = 1e9  # robust standard deviations from the median at which new va
 MISSING_CATEGORY, OTHER = "(missing)", "(other)"
 YEAR, WEEK, DAY = 365.2425, 7.0, 1.0
 IDENTIFIER = re.compile(r"(?i:(^|[_\s-])(id|uuid|guid|key|index|rowid|rownum|identifier)$)|[a-z](Id|ID|Key)$")
+SUBJECT = re.compile(  # names of subjects that several rows may be about
+    r"(?i)^(patient|subject|participant|respondent|person|customer|client|user|household|student|pupil|member|animal|"
+    r"account|device|machine|sensor)([_\s-]?(id|no|nr|num|number|code))?$"
+)
+FEWEST_IDS = 10  # different values of an id that repeats: a column with fewer is a category
 
 
 def parse_numbers(cells: pandas.Series, style: str) -> Any:
@@ -277,6 +282,31 @@ def _numbers_the_rows(name: str, values: Any, rows: Any) -> bool:
         return False
     dense = numpy.ptp(values) == len(values) - 1
     return bool(dense or numpy.ptp(values - rows) == 0 or IDENTIFIER.search(name))
+
+
+def repeats_as_id(cells: pandas.Series) -> bool:
+    """Whether a column is an id, by its name, of which several rows have the same; numbers must be whole."""
+    named = any(names.search(str(cells.name)) for names in (IDENTIFIER, SUBJECT))
+    several = FEWEST_IDS <= cells.nunique() <= 0.9 * len(cells)
+    return named and several and not numpy.nan_to_num(parse_numbers(cells, "decimal point") % 1).any()
+
+
+def leave_out_copies(
+    found: list[Column | ExcludedColumn], frame: pandas.DataFrame, target: str
+) -> list[Column | ExcludedColumn]:
+    """Columns detected in a table, without those that have the same values as the target or an earlier column."""
+    import pandas  # an extra: only tables need it
+
+    first: dict[bytes, str] = {}
+    columns: list[Column | ExcludedColumn] = []
+    for one in sorted(found, key=lambda column: column.name != target):
+        if not isinstance(one, ExcludedColumn):
+            values = pandas.util.hash_array(one.display(frame[one.name])).tobytes()
+            same = first.setdefault(values, one.name)
+            if same != one.name:
+                one = ExcludedColumn(one.name, f"the same values as {'the target ' * (same == target)}{same!r}")
+        columns.append(one)
+    return [one for one in columns if one.name != target]
 
 
 def _detect_numeric(

@@ -26,7 +26,16 @@ from whence.report.usual import UsualValues, frame_of
 from whence.runtime.execution import Progress
 from whence.runtime.model_state import one_thread
 from whence.tabular.boosting import Trees, grow
-from whence.tabular.columns import STYLES, Column, ExcludedColumn, column_from_json, detect_column, examples
+from whence.tabular.columns import (
+    STYLES,
+    Column,
+    ExcludedColumn,
+    column_from_json,
+    detect_column,
+    examples,
+    leave_out_copies,
+    repeats_as_id,
+)
 from whence.tabular.network import Trained, build_network, choose_width, initialize, mean_loss, train
 from whence.tabular.target import RowSplit, Target, Task, detect_target, find_column, leak_notes, split_rows
 
@@ -210,10 +219,12 @@ def prepare(
                 "to see more digits"
             )
     found = [
-        ExcludedColumn(name, left_out[name]) if name in left_out else detect_column(rows[name], notes)
+        ExcludedColumn(name, left_out[name])
+        if name in left_out
+        else detect_column(rows[name], [] if name == target else notes)
         for name in names
-        if name != target
     ]
+    found = leave_out_copies(found, rows, target)
     excluded = tuple(one for one in found if isinstance(one, ExcludedColumn))
     columns = tuple(one for one in found if not isinstance(one, ExcludedColumn))
     if not columns:
@@ -223,6 +234,12 @@ def prepare(
         read = [repr(one.name) for one in columns if one.kind == "number" and one.format == style]
         notes += [f"read with a {style}: {listing(read)}"] if read else []
     notes += leak_notes(columns, rows, detected)
+    for name in (one.name for one in found if groups is None and repeats_as_id(rows[one.name])):
+        notes.append(
+            f"{name!r} looks like an id, and repeats ({rows[name].nunique():,} different ones in {len(rows):,} rows): "
+            "where rows of one id are alike, some are trained on and others held out, and scores are too good; "
+            f"--groups {name!r} keeps them together"
+        )
     inputs = sum(len(column.inputs) for column in columns)
     width = width or choose_width(inputs, detected.outputs, len(split.train))
     return Prepared(frame, TableModel(columns, excluded, detected, width), split, values, tuple(notes))
@@ -380,28 +397,30 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
     return FittedTable(model, predictor, tracer, inputs, values.numpy(), rows.numpy(), intervals, usual)
 
 
-def read_description(folder: Path) -> dict[str, Any]:
-    """The description of a saved table."""
-    path = folder / DESCRIPTION
+def read_description(
+    folder: Path, name: str = DESCRIPTION, expected: tuple[str, int] = (FORMAT, VERSION)
+) -> dict[str, Any]:
+    """The description in a saved folder, of the expected format and version."""
+    path = folder / name
     if not path.is_file():
         raise InputError(f"expected a folder written by `whence table --save`, got {folder}, which has no {path.name}.")
     try:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         kind = description["format"], description["version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptArtifactError(f"expected the description of a saved table, got damaged JSON: {path}.") from error
-    if kind != (FORMAT, VERSION):
+        raise CorruptArtifactError(f"expected the description of a saved fit, got damaged JSON: {path}.") from error
+    if kind != expected:
         raise CorruptArtifactError(
-            f"expected {FORMAT!r} of version {VERSION} in {path}, got {kind[0]!r} of version {kind[1]!r}. It may come "
-            f"from another version of whence; this is {__version__}."
+            f"expected {expected[0]!r} of version {expected[1]} in {path}, got {kind[0]!r} of version {kind[1]!r}. It "
+            f"may come from another version of whence; this is {__version__}."
         )
     return description
 
 
 @contextmanager
-def replacing_folder(folder: Path) -> Iterator[Path]:
+def replacing_folder(folder: Path, name: str = DESCRIPTION) -> Iterator[Path]:
     """A folder to write to, which replaces another once it is complete, and is removed on an error."""
-    check_folder(folder)
+    check_folder(folder, name)
     with tempfile.TemporaryDirectory(prefix=".whence-", suffix=".part", dir=folder.absolute().parent) as scratch:
         new = Path(scratch, "new")
         new.mkdir()
@@ -411,9 +430,9 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         os.replace(new, folder)
 
 
-def check_folder(folder: Path) -> None:
-    """Raise if saving would fail, or would overwrite something else than a saved table."""
+def check_folder(folder: Path, name: str = DESCRIPTION) -> None:
+    """Raise if saving would fail, or would overwrite something else than a folder with the description `name`."""
     if not folder.absolute().parent.is_dir():
         raise InputError(f"expected a folder that exists to save in, got {folder.parent}. Make it first.")
-    if folder.exists() and not (folder / DESCRIPTION).is_file() and not (folder.is_dir() and not any(folder.iterdir())):
+    if folder.exists() and not (folder / name).is_file() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InputError(f"expected a new folder to save to, got {folder}, which contains other files. Choose another.")

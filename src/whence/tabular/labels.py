@@ -1,12 +1,19 @@
-"""Labels that the other rows contradict, and the list of labels to check and rows to label first."""
+"""Labels that the other rows contradict, the list of labels to check and rows to label first, and the answers to it."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from whence.display import listing
+from whence.errors import InputError, did_you_mean
 from whence.influence.training import WrongLabels, wrong_labels
+from whence.runtime.files import replacing
+from whence.tabular.files import read_table, write_csv
 from whence.tabular.fitted import FittedTable, Prepared
 from whence.tabular.predictions import RowPredictions, distinct_names
 from whence.tabular.target import Target
@@ -93,6 +100,23 @@ def work_items(prepared: Prepared, fitted: FittedTable, judged: pandas.DataFrame
     return pandas.concat([items, distinct_names(cells.drop(columns=target.name), items.columns)], axis=1)
 
 
+def write_items(path: Path, items: pandas.DataFrame, target: Target) -> None:
+    """Write work items as CSV; or as JSON, as tasks for Label Studio with the suggested labels as predictions."""
+    if path.suffix.lower() != ".json":
+        write_csv(path, items)
+        return
+    texts = items.drop(columns="answer").astype(object).fillna("").astype(str)
+    last = texts.columns.get_loc("suspicion") + 1
+    kind, key = ("choices", "choices") if target.classes else ("textarea", "text")
+    tasks = []
+    parts = (part.to_dict("records") for part in (texts.iloc[:, :last], texts.iloc[:, last:]))
+    for item, cells in zip(*parts, strict=True):
+        result = {"from_name": "answer", "to_name": "cells", "type": kind, "value": {key: [item["suggested"]]}}
+        tasks.append({"data": {**item, "cells": cells}, "predictions": [{"result": [result]}]})
+    with replacing(path) as part:
+        part.write_text(json.dumps(tasks, indent=1), encoding="utf-8")
+
+
 def rows_to_label(prepared: Prepared, fitted: FittedTable, most: int) -> Any:
     """Positions of rows without a label whose labels would reduce the variance of all of them most."""
     unlabelled, frame = prepared.split.unlabelled, prepared.frame
@@ -104,3 +128,59 @@ def rows_to_label(prepared: Prepared, fitted: FittedTable, most: int) -> Any:
         unlabelled = unlabelled[variance.argsort(descending=True)[:pool].sort().values.cpu().numpy()]
     chosen = fitted.tracer.suggest(min(most, len(unlabelled)), pool=fitted.batches(frame.iloc[unlabelled])).index
     return unlabelled[chosen.cpu().numpy()]
+
+
+def read_answers(path: Path, prepared: Prepared) -> tuple[pandas.Series, int]:
+    """Answers in a filled file of `work_items`, by the row of the table, and how many rows have none.
+
+    Labels in the file are compared with those of the table, so that answers to another table are refused.
+    """
+    frame, target = prepared.frame, prepared.model.target
+    items = read_table(path, 0).frame
+    absent = [name for name in ("row", "label", "answer") if name not in items.columns]
+    if absent:
+        raise InputError(
+            f"expected the columns row, label and answer in {path.name}, as `whence table --export` writes them, got "
+            f"none named {listing(absent)}. Columns there are: {listing(list(items.columns), 20)}."
+        )
+    given = items.dropna(subset="answer").drop_duplicates(["row", "answer"]).set_index("row")
+    if given.empty:
+        raise InputError(f"expected answers in {path.name}, got none in {len(items)} rows. Fill in column `answer`.")
+    known = given.index.isin(frame.index.astype(str))
+    if not known.all():
+        raise InputError(
+            f"expected rows of this table in {path.name}, got row {given.index[~known][0]!r}, which was not read from "
+            "it. Pass the table that was exported, with the same --rows and --seed."
+        )
+    if given.index.has_duplicates:
+        row = given.index[given.index.duplicated()][0]
+        both = " and ".join(map(repr, given.loc[row, "answer"]))
+        raise InputError(f"expected one answer for row {row} in {path.name}, got {both}. Keep one.")
+    given.index = given.index.astype(int)
+    now = frame.loc[given.index, target.name]
+    other = ~numpy.isclose(target.parse(given["label"]), target.parse(now), rtol=1e-9, atol=0.0, equal_nan=True)
+    if other.any():
+        row = given.index[other][0]
+        raise InputError(
+            f"expected answers to this table in {path.name}, got the label {given['label'][row]!r} in row {row}, where "
+            f"the table has {now[row]!r}. Was another table exported, or was this one changed since? Export it again."
+        )
+    odd = given["answer"][numpy.isnan(target.parse(given["answer"]))]
+    if len(odd):
+        wanted = f"one of the classes {listing(list(map(repr, target.classes)), 10)}" if target.classes else "a number"
+        raise InputError(
+            f"expected {wanted} as the answer for row {odd.index[0]} in {path.name}, got {odd.iloc[0]!r}."
+            + did_you_mean(odd.iloc[0], target.classes)
+        )
+    return given["answer"], int(items["answer"].isna().sum())
+
+
+def apply_answers(prepared: Prepared, answers: pandas.Series) -> Prepared:
+    """The table with answers in place of labels: held-out rows stay held out, rows that had no label train now."""
+    target, split, frame = prepared.model.target, prepared.split, prepared.frame.copy()
+    frame.loc[answers.index, target.name] = answers
+    values = target.parse(frame[target.name])
+    unlabelled = numpy.flatnonzero(numpy.isnan(values))
+    train = numpy.union1d(split.train, numpy.setdiff1d(split.unlabelled, unlabelled))
+    split = replace(split, train=train, unlabelled=unlabelled)
+    return replace(prepared, frame=frame, values=values, split=split)

@@ -28,12 +28,15 @@ const markElement = (verdict) => {
   return picture;
 };
 
-// The input itself: an image, a text, or the cells of a row that are furthest from the ordinary; the
+// The input itself: an image, a text with marked words, or the cells of a row that are furthest from the ordinary; the
 // others, where they are wanted, on demand.
 const inputElement = (shown, id, most, rest = false) => {
   if (shown === null || shown === undefined) return null;
   if (data.form === "image") return make("img", { src: shown, alt: `Picture of ${id}` });
-  if (data.form === "text") return make("blockquote", { class: "text" }, shown);
+  if (data.form === "text") {
+    const pieces = shown.map(([text, weight]) => (weight ? make("mark", { class: `w${Math.ceil(weight * 4)}` }, text) : text));
+    return make("blockquote", { class: "text" }, ...pieces);
+  }
   const [cells, unusual, first] = shown;
   const reasons = new Map(unusual);
   const order = [...new Set([...first, ...cells.keys()])];
