@@ -37,8 +37,8 @@ from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import Likelihood
 from whence.linalg import smallest_singular_value
 
-NEWTON_STEPS, CONVERGED = 200, 1e-12  # most Newton steps, and the size of the last one relative to g
-ACCEPTED = 1e-6  # the same size if rounding ends Newton's method early, in float64
+NEWTON_STEPS, CONVERGED = 200, 1e-12  # most Newton steps, and the size of the last one relative to g, or to residuals
+ACCEPTED = 1e-6  # the same size if rounding ends Newton's method early, and a rounding error of new leverages; float64
 # The smallest part of a Newton step, and the share of a step by which the remainder must shrink. Otherwise a loss that
 # is flat on both sides of the solution, as with large logits, would be crossed back and forth for ever.
 SMALLEST_STEP, DECREASE = 1e-12, 1e-4
@@ -201,13 +201,14 @@ def prepare(fitted: Fitted, counts: Tensor, relabel: Mapping[int, Tensor]) -> Ch
     after = relabelled - times_hessian(output_change, problem.hessian_roots)
     rows = seen.reshape(-1, n, k)
     leverage_blocks = fitted.bread.leverage_blocks - torch.einsum("anj,anl->njl", rows, downdate.reshape(rows.shape))
-    errors = torch.full_like(counts, rounding)
+    least = torch.full_like(counts, rounding / LARGEST_ROUNDING)
     if solved is not None:
         after = after.index_copy(0, index, solved.residuals)
         # new leverages are differences of old ones, which are larger by orders of magnitude if the old loss was flat
-        errors[index] += torch.finfo(own.dtype).eps * own.abs().max() * solved.roots.square().sum((1, 2))
+        errors = torch.finfo(own.dtype).eps * own.abs().max() * solved.roots.square().sum((1, 2))
+        least[index] += errors / _accepted(own.dtype)
     if s:
-        _check_leverages(fitted, counts, roots, leverage_blocks, rounding, errors)
+        _check_leverages(fitted, counts, roots, leverage_blocks, rounding / LARGEST_ROUNDING, least)
     return Change(index, counts, step, u, downdate, fitted.loo.adjust(after, leverage_blocks, roots).hec3)
 
 
@@ -268,12 +269,12 @@ def _solve_nonlinear(
 
     g = torch.zeros_like(own[0])
     change, new, gap = evaluate(g)
-    error = torch.inf
+    error, least = torch.inf, max(float(old_residuals.abs().max()), torch.finfo(g.dtype).tiny)
     for _ in range(NEWTON_STEPS):
         new_roots = roots_at(change)
         hessian_change = count.unsqueeze(2) * (new_roots @ new_roots.mT) - old_roots @ old_roots.mT  # C L' - L
         direction = _solve(eye + _times_blocks(hessian_change, own), gap)
-        error = float(direction.abs().max()) / max(float(g.abs().max()), torch.finfo(g.dtype).tiny)
+        error = float(direction.abs().max()) / max(float(g.abs().max()), least)
         if error <= CONVERGED:
             break
         size, trial = 1.0, evaluate(g - direction)
@@ -283,7 +284,7 @@ def _solve_nonlinear(
         if size <= SMALLEST_STEP:
             break
         g, (change, new, gap) = g - size * direction, trial
-    if not error <= max(ACCEPTED, torch.finfo(g.dtype).eps ** 0.5):
+    if not error <= _accepted(g.dtype):
         raise SingularCurvatureError(
             f"expected Newton's method to converge for the changed examples, got a last step of {error:.1e} of the "
             "whole change: the loss of examples with large logits is flat on both sides of the "
@@ -294,6 +295,11 @@ def _solve_nonlinear(
     return Solution(g, roots_at(change), new)
 
 
+def _accepted(dtype: torch.dtype) -> float:
+    """The largest relative error for which there is an answer."""
+    return max(ACCEPTED, float(torch.finfo(dtype).eps) ** 0.5)
+
+
 def _singular() -> SingularCurvatureError:
     return SingularCurvatureError(
         "expected a curvature that keeps its inverse after the change, got one without: the removed examples "
@@ -302,18 +308,18 @@ def _singular() -> SingularCurvatureError:
 
 
 def _check_leverages(
-    fitted: Fitted, counts: Tensor, roots: Tensor | None, leverage_blocks: Tensor, rounding: float, errors: Tensor
+    fitted: Fitted, counts: Tensor, roots: Tensor | None, leverage_blocks: Tensor, least_before: float, least: Tensor
 ) -> None:
     """Raise if examples determine their own predictions after the change, but did not before.
 
-    Leave-one-out residuals divide by one minus a leverage. After the change it has rounding errors (n,); before, the
-    `rounding` of a solve.
+    Leave-one-out residuals divide by one minus a leverage, which is rounding error below `least_before`, and below
+    `least` (n,) after the change.
     """
     before, after = (
         1 - torch.linalg.eigvalsh(hat_blocks(fitted.loo.within_units(one), some)).amax(1)
         for one, some in ((fitted.bread.leverage_blocks, fitted.problem.hessian_roots), (leverage_blocks, roots))
     )
-    lost = (counts > 0) & (after * LARGEST_ROUNDING < errors) & (before * LARGEST_ROUNDING >= rounding)
+    lost = (counts > 0) & (after < least) & (before >= least_before)
     if bool(lost.any()):
         raise SingularCurvatureError(
             f"expected remaining examples that support each other, got {int(lost.sum())} that determine their own "
