@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,16 +18,10 @@ from torch import Tensor
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
 from whence.errors import InputError
-from whence.influence.calibration import Calibration, predicted_probability
+from whence.influence.calibration import Calibration
+from whence.influence.classes import predicted_classes, predicted_probability
 from whence.influence.fitted import Fitted, check_traced, divide
-from whence.influence.neighbours import (
-    CANDIDATES,
-    COMPARED_AT_ONCE,
-    Layers,
-    most_similar,
-    outputs_and_layers,
-    predicted_classes,
-)
+from whence.influence.neighbours import CANDIDATES, COMPARED_AT_ONCE, Layers, most_similar, outputs_and_layers
 from whence.linalg import largest
 from whence.results import frame
 
@@ -38,12 +32,10 @@ CONFIDENT, NOISY, SCARCE, BOTH = "confident", "noisy labels nearby", "scarce dat
 VERDICTS = (CONFIDENT, NOISY, SCARCE, BOTH)
 DOTS = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
 
-UNDECIDED = 0.55
-"""A model is not confident if the probability of its own answer is below this."""
-
+UNDECIDED = 0.55  # a model is not confident if the probability of its own answer is below this
+# If labels are noisy, data are called scarce only from this many times the limit on: contradicting labels scatter
+# inputs in the network.
 BESIDE_NOISE = 2.0
-"""If labels are noisy, data are called scarce only from this many times the limit on: contradicting labels scatter
-inputs in the network."""
 
 
 @dataclass(frozen=True)
@@ -260,18 +252,18 @@ def explain(
     """Explain the predictions of one batch; see `Tracer.explain`."""
     ho, hec3 = _traces(fitted, inputs)
     outputs, layers = outputs_and_layers(fitted, inputs, calibration.neighbours.names)
-    probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes)
-    average, effective, distances, candidates, check, near = _surroundings(calibration, layers, top, examples)
-    square = calibration.calibrated(average)
-    noise = calibration.noise(square, ambiguity)
     answers = predicted_classes(fitted, outputs, calibration.codes)
-    remote = calibration.remoteness(distances, candidates, answers)
+    probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes)
+    around = look_around(calibration, layers, top, examples)
+    square = calibration.expected_square(around.average)
+    noise = calibration.noise(square, ambiguity)
+    remote = calibration.distances.excess(around.distances, around.candidates, answers)
     found = Explanation(
         level=level,
         noise=noise,
         disagreement=calibration.in_unit(square),
         scarcity=calibration.scarcity(remote),
-        noise_p=calibration.noise_p(average, effective),
+        noise_p=calibration.noise_p(around.average, around.effective),
         scarcity_p=torch.ones_like(remote),
         probability=probability,
         rare=calibration.has_rare_answer(answers, len(probability)),
@@ -279,8 +271,8 @@ def explain(
         ratio=divide(hec3, ho, 1.0),
         ho=ho,
         hec3=hec3,
-        check=check,
-        near=near,
+        check=around.check,
+        near=around.near,
         source=calibration.source(noise, remote, level),
         noise_limit=calibration.noise_limit,
         disagreement_limit=float(calibration.in_unit(square.new_tensor(calibration.limit))),
@@ -292,34 +284,39 @@ def explain(
     return replace(found, scarcity_p=calibration.scarcity_p(remote, ambiguity, found._noise_found))
 
 
-def _surroundings(calibration: Calibration, layers: Layers, top: int, examples: Tensor | None) -> tuple[Tensor, ...]:
-    """Averages (m,) of the squares around inputs and the effective numbers (m,) of examples in them, distances (m,).
+class Surroundings(NamedTuple):
+    """The training examples around inputs."""
 
-    Then the nearest examples (m, c) for these distances, as positions among those compared; the training examples that
-    add most to the average (m, t), and those with the largest weights (m, t).
-    """
+    average: Tensor  # (m,) of the squares of their labels
+    effective: Tensor  # (m,) effective number of examples in this average
+    distances: Tensor  # (m,) from the nearest of the candidates
+    candidates: Tensor  # (m, c) the most similar examples, as positions among those compared
+    check: Tensor  # (m, t) training examples that add most to the average
+    near: Tensor  # (m, t) training examples with the largest weights in it
+
+
+def look_around(calibration: Calibration, layers: Layers, top: int, examples: Tensor | None) -> Surroundings:
+    """Compare inputs with the training examples, as many at once as memory allows."""
     neighbours, squares = calibration.neighbours, calibration.squares
     rows, apart = neighbours.around.rows(layers), neighbours.apart.rows(layers)
     own = None if examples is None else neighbours.positions(examples)
-    parts = []
+    named, parts = min(top, len(squares)), []
     for some in torch.arange(len(rows), device=rows.device).split(max(1, COMPARED_AT_ONCE // len(squares))):
         itself = None if own is None else own[some]
         similar = neighbours.around.similarities(rows[some])
         candidates = most_similar(similar, CANDIDATES, itself)[1]
         weights = neighbours.weights(similar, itself)
         values = squares.to(weights)
-        named = min(top, len(squares))
-        parts.append(
-            (
-                (weights @ values).to(squares),
-                (1.0 / weights.square().sum(1)).to(squares),
-                neighbours.apart.distances(apart[some], candidates).to(squares),
-                candidates,
-                neighbours.index[largest(weights * values, named)[1]],
-                neighbours.index[largest(weights, named)[1]],
-            )
+        part = Surroundings(
+            average=(weights @ values).to(squares),
+            effective=(1.0 / weights.square().sum(1)).to(squares),
+            distances=neighbours.apart.distances(apart[some], candidates).to(squares),
+            candidates=candidates,
+            check=neighbours.index[largest(weights * values, named)[1]],
+            near=neighbours.index[largest(weights, named)[1]],
         )
-    return tuple(torch.cat(each) for each in zip(*parts, strict=True))
+        parts.append(part)
+    return Surroundings(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:

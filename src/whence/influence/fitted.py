@@ -313,12 +313,6 @@ def predicted_outputs(fitted: Fitted, outputs: Tensor) -> Tensor | None:
     return best + k * torch.arange(best.shape[1], device=outputs.device)
 
 
-def has_several_labels(fitted: Fitted) -> bool:
-    """Whether there are several outputs, each with its own yes-or-no label."""
-    likelihood = fitted.problem.likelihood
-    return likelihood.has_classes and not likelihood.couples_outputs and fitted.problem.width > 1
-
-
 def alignments(fitted: Fitted, inputs: Inputs) -> Alignments:
     """The alignments of `FittedCurvature.alignments`, in the precision of the problem."""
     dtype = fitted.problem.dtype

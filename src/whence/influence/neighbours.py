@@ -30,7 +30,8 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from whence.data.batches import Inputs
-from whence.influence.fitted import Fitted, evenly_spaced, has_several_labels, predicted_outputs, training_examples
+from whence.influence.classes import Codes, predicted_classes
+from whence.influence.fitted import Fitted, evenly_spaced, training_examples
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.views import OutputView
 from whence.linalg import eigh, largest, solve_lower
@@ -280,14 +281,10 @@ class Neighbours:
     shrinkage: Tensor  # (r,) of their coefficients: s / (s + 1) for eigenvalues s
 
     @classmethod
-    def of(cls, fitted: Fitted, codes: tuple[float, float] | None) -> tuple[Neighbours, Tensor, Tensor | None]:
+    def of(cls, fitted: Fitted, codes: Codes) -> tuple[Neighbours, Tensor, Tensor | None]:
         """Compute them from the training data, within `using_model`.
 
         Also returns the outputs (s, ..., k) for these examples, and their predicted classes (s,), if there are any.
-
-        Args:
-            fitted: the fit.
-            codes: target values for other classes and for the class itself; `None` without classes.
         """
         index = evenly_spaced(fitted.counted.nonzero().squeeze(1), COMPARED)
         parts = [
@@ -391,21 +388,3 @@ def layer_weights(units: Mapping[str, Tensor], outputs: Tensor, answers: Tensor 
     least = LEAST_WEIGHT * sum(shares.values())
     shares = {name: share for name, share in shares.items() if share > least} or dict.fromkeys(units, 1.0)
     return {name: share / sum(shares.values()) for name, share in shares.items()}
-
-
-def predicted_classes(fitted: Fitted, outputs: Tensor, codes: tuple[float, float] | None) -> Tensor | None:
-    """(m,) the class that outputs (m, k) predict; `None` unless they are one choice among classes.
-
-    Args:
-        fitted: the fit.
-        outputs: outputs of the model.
-        codes: target values for other classes and for the class itself; `None` without classes.
-    """
-    if codes is None or has_several_labels(fitted) or outputs[0].numel() != outputs.shape[-1]:
-        return None
-    flat = outputs.reshape(len(outputs), -1)
-    if flat.shape[1] == 1:
-        middle = 0.0 if fitted.problem.likelihood.has_classes else sum(codes) / 2  # for logits, and for codes
-        return (flat.squeeze(1) > middle).long()
-    predicted = predicted_outputs(fitted, outputs)
-    return flat.argmax(1) if predicted is None else predicted.squeeze(1)

@@ -20,6 +20,7 @@ where c is how often each example counts and v its new residual at its new outpu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -297,7 +298,7 @@ def _solve_nonlinear(
 
 def _accepted(dtype: torch.dtype) -> float:
     """The largest relative error for which there is an answer."""
-    return max(ACCEPTED, float(torch.finfo(dtype).eps) ** 0.5)
+    return max(ACCEPTED, math.sqrt(torch.finfo(dtype).eps))
 
 
 def _singular() -> SingularCurvatureError:
