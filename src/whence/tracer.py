@@ -280,7 +280,7 @@ class Tracer(Fitted):
         Two numbers decide (see `Explanation`). `noise` is how much the labels of the training examples around an input
         contradict each other. `scarcity` is how far the input is from the training examples, as the model sees them,
         relative to an ordinary one. Both mean the same for every loss and structure. The first call costs a forward
-        pass over the training examples that inputs are compared with: all of them, or 1,200, evenly spaced. Each call
+        pass over the training examples that inputs are compared with: all of them, or 2,000, evenly spaced. Each call
         costs about twice as much as `predict`, or less.
 
         Args:
