@@ -35,7 +35,7 @@ from whence.influence.fitted import (
     whole_numbers,
 )
 from whence.influence.suggest import Suggestion, label_first
-from whence.influence.training import label_suspicion, squared_influence, suspicion_over_copies, training_frame
+from whence.influence.training import label_suspicion, suspicion_over_copies, training_frame
 from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
 from whence.jacobian.views import SelectedOutputs
@@ -102,8 +102,9 @@ class Tracer(Fitted):
 
         def predict_batch(inputs: Inputs, where: str) -> Uncertainty:
             if choice is None:
-                return self._all_outputs(inputs, where, at_once)
-            found = self._chosen_outputs(inputs, where, choice, at_once)
+                found = self._all_outputs(inputs, where, at_once)
+            else:
+                found = self._chosen_outputs(inputs, where, choice, at_once)
             check_variances(self.problem, {**found.variances, **found.covariances}, where, inputs)
             return without_padding(found, inputs)
 
@@ -137,9 +138,7 @@ class Tracer(Fitted):
             outputs, found = self._variances(inputs, full)
         except (InputError, ShapeError) as error:
             raise type(error)(f"{error} This was {where}.") from error.__cause__
-        mean = self._mean(outputs, inputs, where)
-        check_variances(self.problem, found, where, inputs)
-        likelihood = self.problem.likelihood
+        mean, likelihood = self._mean(outputs, inputs, where), self.problem.likelihood
         return Uncertainty(mean, found if full else {}, {} if full else found, likelihood=likelihood)
 
     def _shaped_outputs(self, inputs: Inputs, where: str) -> Tensor:
@@ -165,12 +164,15 @@ class Tracer(Fitted):
         full = covariance and c <= MAX_OUTPUTS
         found = self._variances_at(inputs, index.reshape(shape[0], -1, c), k, full)
         found = {name: value.reshape(*shape, *value.shape[2:]) for name, value in found.items()}
-        chosen = None
+        index, chosen = index.reshape(*shape, c), None
         if not isinstance(choice, str) or choice != "all":
-            chances = likelihood.probabilities(flat).gather(1, index) if likelihood.has_classes else None
-            shaped_chances = None if chances is None else chances.reshape(*shape, c)
-            chosen = ChosenOutputs(index.reshape(*shape, c), shaped_chances)
-        mean = flat.gather(1, index).reshape(*shape, c)
+            p = (
+                likelihood.probabilities(flat).reshape(outputs.shape).gather(-1, index)
+                if likelihood.has_classes
+                else None
+            )
+            chosen = ChosenOutputs(index, p)
+        mean = outputs.gather(-1, index)
         return Uncertainty(mean, found if full else {}, {} if full else found, likelihood=likelihood, chosen=chosen)
 
     def _variances_at(self, inputs: Inputs, index: Tensor, k: int, full: bool) -> dict[str, Tensor]:
@@ -369,7 +371,6 @@ class Tracer(Fitted):
         self,
         budget: int = 100,
         pool: Any = None,
-        test: Any = None,
         *,
         augment: Callable[[Any], Any] | None = None,
         copies: int = 8,
@@ -378,10 +379,9 @@ class Tracer(Fitted):
 
         Args:
             budget: how many to suggest.
-            pool: inputs without labels, as for `predict`. Those whose labels would reduce the total variance most are
-                chosen one after the other, so that copies are not chosen twice. Without a pool, training examples are
-                listed by how doubtful their labels are.
-            test: inputs whose variance should fall; by default those of the pool.
+            pool: inputs without labels, as for `predict`. Those whose labels would reduce the total variance of the
+                pool most are chosen one after the other, so that copies are not chosen twice. Without a pool, training
+                examples are listed by how doubtful their labels are.
             augment: maps the inputs of a training batch to randomly changed ones, as in training. Labels to check are
                 then judged by several copies of each input, which finds more wrong ones. For classes only.
             copies: how many copies.
@@ -404,9 +404,8 @@ class Tracer(Fitted):
         if augment is not None:
             raise InputError("augment is for labels to check; inputs of a pool have none. Leave out pool or augment.")
         batches = for_each_batch(self, pool, lambda inputs, where: inputs)
-        aims = None if test is None else for_each_batch(self, test, lambda inputs, where: inputs)
         with using_model(self):
-            return label_first(self, batches, aims, budget)
+            return label_first(self, batches, budget)
 
     def trust(
         self, x: Any = None, sample: int = 16, seed: int = 0, *, tolerance: float = 0.02, seconds: float = 60.0
@@ -467,13 +466,7 @@ class Tracer(Fitted):
             7 0.47 -0.52
         """
         check_ungrouped(self)
-        moved = None
-        if test is not None:
-            totals, counts = zip(
-                *for_each_batch(self, test, lambda inputs, where: squared_influence(self, inputs)), strict=True
-            )
-            moved = torch.stack(totals).sum(0), sum(counts)
-        return training_frame(self, moved)
+        return training_frame(self, test)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to one file, which `whence.load` reads. The name may have any ending, such as `.whence`.
