@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whence.data.batches import Inputs, combine
 from whence.display import Column, Shown, Table, count, listing, number, numbers, places, rows_shown
-from whence.errors import InputError
+from whence.errors import InputError, shortly
 from whence.likelihoods import Likelihood
 
 if TYPE_CHECKING:
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 
 MAX_OUTPUTS = 64  # most outputs with covariances; for more outputs, only variances are computed, this many at a time
+
+
+def check_level(given: Any) -> None:
+    """Raise unless a level lies between zero and one."""
+    if not isinstance(given, Real) or not 0.0 < float(given) < 1.0:
+        raise InputError(f"expected a level between 0 and 1, got {shortly(given)}. For 95 % pass 0.95.")
 
 
 @dataclass(frozen=True)
@@ -205,9 +211,7 @@ class Uncertainty(Shown):
 
         These bound f(x) itself. A new observation has its own noise in addition.
         """
-        given: Any = level
-        if not isinstance(given, Real) or not 0.0 < level < 1.0:  # might be the name of an estimator
-            raise InputError(f"expected a level between 0 and 1, got {level!r}. For 95 % pass 0.95.")
+        check_level(level)
         reach = NormalDist().inv_cdf(0.5 + level / 2) * self.variance(estimator).sqrt()
         return self.mean - reach, self.mean + reach
 

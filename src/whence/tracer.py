@@ -25,7 +25,6 @@ from whence.influence.explanation import explain
 from whence.influence.fitted import (
     Fitted,
     check_count,
-    check_level,
     check_same,
     check_ungrouped,
     check_variances,
@@ -40,7 +39,7 @@ from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
 from whence.jacobian.views import SelectedOutputs
 from whence.likelihoods import Likelihood
-from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, join, without_padding
+from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, check_level, join, without_padding
 from whence.trust import Trust, assess
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from whence.influence.fitted import (
     Fitted,
     Terms,
     divide,
-    effective_number,
     for_each_batch,
     join_batches,
     predicted_outputs,
@@ -204,9 +203,8 @@ class Attribution(Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per prediction, estimator and listed example; residuals and leverages as norms and traces."""
-        columns: dict[str, list[Tensor | list[str]]] = {}
-        for name in ESTIMATORS:
-            shares = self.shares(name)
+
+        def rows_of(name: str, shares: Shares) -> dict[str, Tensor | list[str]]:
             m, t = shares.index.shape
             at = shares.index.reshape(-1)
             rows: dict[str, Tensor | list[str]] = {
@@ -223,9 +221,10 @@ class Attribution(Shown):
             }
             if self.where is not None:
                 rows["input"], rows["position"] = self.where.repeat_interleave(t, dim=0).unbind(1)
-            for key, value in rows.items():
-                columns.setdefault(key, []).append(value)
-        return frame(columns)
+            return rows
+
+        parts = [rows_of(name, self.shares(name)) for name in ESTIMATORS]
+        return frame({key: [part[key] for part in parts] for key in parts[0]})
 
     def __repr__(self) -> str:
         (m, t), hec3 = self.hec3.index.shape, self.hec3
@@ -283,7 +282,7 @@ def _largest_shares(terms: Terms, name: str, variance: Tensor, top: int, matrix:
         share=share,
         alignment=terms.alignment.gather(1, index),
         pull=terms.pull.gather(1, index.unsqueeze(2).expand(-1, -1, terms.pull.shape[2])),
-        effective=effective_number(shares, 0.0),
+        effective=divide(torch.ones_like(total), shares.square().sum(1), 0.0),
         matrix=shares if matrix else None,
     )
 

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy
@@ -163,12 +163,6 @@ def whole_numbers(given: Any) -> list[int] | None:
     if not several or not all(isinstance(one, Integral) and not isinstance(one, bool) for one in listed):
         return None
     return [int(one) for one in listed]
-
-
-def check_level(given: Any) -> None:
-    """Raise unless a level lies between zero and one."""
-    if not isinstance(given, Real) or not 0.0 < float(given) < 1.0:
-        raise InputError(f"expected a level between 0 and 1, got {shortly(given)}. For 5 % of false alarms pass 0.95.")
 
 
 def check_ungrouped(fitted: Fitted) -> None:
@@ -429,12 +423,6 @@ def divide(numerator: Tensor, denominator: Tensor, otherwise: float) -> Tensor:
     """The ratio where the denominator is positive, and `otherwise` elsewhere."""
     ratio = numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny)
     return torch.where(denominator > 0, ratio, otherwise)
-
-
-def effective_number(shares: Tensor, otherwise: float) -> Tensor:
-    """(m,) effective number of examples, 1 / sum of squared shares (m, n); `otherwise` where all are zero."""
-    squares = shares.square().sum(1)
-    return divide(torch.ones_like(squares), squares, otherwise)
 
 
 def join_batches(results: Sequence[T]) -> T:
