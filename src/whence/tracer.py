@@ -278,11 +278,9 @@ class Tracer(Fitted):
     ) -> Explanation:
         """Say for each prediction whether to trust it, and if not, whether labels or data are the cause.
 
-        Two numbers decide (see `Explanation`). `noise` is how much the labels of the training examples around an input
-        contradict each other. `scarcity` is how far the input is from the training examples, as the model sees them,
-        relative to an ordinary one. Both mean the same for every loss and structure. The first call costs a forward
-        pass over the training examples that inputs are compared with: all of them, or 2,000, evenly spaced. Each call
-        costs about twice as much as `predict`, or less.
+        Two numbers decide, noise and scarcity, which mean the same for every loss and structure; see `Explanation`. The
+        first call costs a forward pass over the training examples that inputs are compared with: all of them, or
+        2,000, evenly spaced. Each call costs about twice as much as `predict`, or less.
 
         Args:
             x: as for `predict`.
@@ -441,13 +439,12 @@ class Tracer(Fitted):
         examples: the size of the studentized residual, (e^T u / s^2)^1/2, for squared error; 1 - p of the label in the
         prediction without the example for classes) and `suspect_rank` (1 for the most doubtful label: by `suspicion`,
         or, for classes that the network has not memorised, by its own loss). Rows are in the order of the training
-        data; `.sort_values("suspect_rank")` puts the most doubtful label first.
+        data.
 
-        `label` is the label itself. `suggested` is what the fit without the example predicts instead: the most probable
-        class with its `suggested_probability`, or a number with the standard deviation `suggested_std` of an
-        observation around it. Classes are numbered from 0; classes of trees have their names. With several numbers or
-        several yes-or-no outputs the columns are `label_0`, `label_1`, ...; they are missing for a custom loss and for
-        outputs at several positions.
+        `label` is the label itself, and `suggested` what the fit without the example predicts instead: the most
+        probable class with its `suggested_probability`, or a number with the standard deviation `suggested_std` of an
+        observation around it. Classes are numbered from 0; those of trees have their names. Several outputs have
+        columns `label_0`, `label_1`, ... There are none for a custom loss, and for outputs at several positions.
 
         `test` adds `test_influence`, the root mean square over its predictions of |f(x) - f_(-i)(x)|, and `test_share`,
         the example's share of their HeC3.
