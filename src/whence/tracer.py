@@ -165,12 +165,8 @@ class Tracer(Fitted):
         found = {name: value.reshape(*shape, *value.shape[2:]) for name, value in found.items()}
         index, chosen = index.reshape(*shape, c), None
         if not isinstance(choice, str) or choice != "all":
-            p = (
-                likelihood.probabilities(flat).reshape(outputs.shape).gather(-1, index)
-                if likelihood.has_classes
-                else None
-            )
-            chosen = ChosenOutputs(index, p)
+            p = likelihood.probabilities(flat).reshape(outputs.shape) if likelihood.has_classes else None
+            chosen = ChosenOutputs(index, None if p is None else p.gather(-1, index))
         mean = outputs.gather(-1, index)
         return Uncertainty(mean, found if full else {}, {} if full else found, likelihood=likelihood, chosen=chosen)
 
@@ -305,14 +301,14 @@ class Tracer(Fitted):
         if own is not None and not bool(((own >= -1) & (own < self.problem.n)).all()):
             raise InputError(f"expected numbers of training examples, -1 to {self.problem.n - 1}, in `examples`.")
 
-        def work(inputs: Inputs, where: str) -> Explanation:
+        def explain_batch(inputs: Inputs, where: str) -> Explanation:
             nonlocal seen
-            rows = slice(seen, seen + batch_size(inputs, where))
-            found = explain(self, inputs, calibration, float(level), top, None if own is None else own[rows])
-            seen = rows.stop
+            some = None if own is None else own[seen : seen + batch_size(inputs, where)]
+            found = explain(self, inputs, calibration, float(level), top, some)
+            seen += len(found)
             return found
 
-        found = join_batches(for_each_batch(self, x, work))
+        found = join_batches(for_each_batch(self, x, explain_batch))
         if own is not None and len(own) != len(found):
             raise ShapeError(f"expected `examples` for each of {len(found)} inputs, got {len(own)}.")
         return found
