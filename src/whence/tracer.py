@@ -30,8 +30,8 @@ from whence.influence.fitted import (
     check_variances,
     for_each_batch,
     join_batches,
+    read_numbers,
     using_model,
-    whole_numbers,
 )
 from whence.influence.suggest import Suggestion, label_first
 from whence.influence.training import label_suspicion, suspicion_over_copies, training_frame
@@ -51,13 +51,8 @@ def chosen_outputs(choice: Any, likelihood: Likelihood, outputs: Tensor) -> Tens
     n, k = outputs.shape
     if isinstance(choice, str) and choice == "predicted":
         return likelihood.predicted(outputs).unsqueeze(1)
-    listed = list(range(k)) if isinstance(choice, str) and choice == "all" else whole_numbers(choice)
-    if listed is None:
-        raise InputError(
-            f'expected outputs to be "all", "predicted" or a list of positions such as [0, 3], got {choice!r}.'
-        )
-    if wrong := [one for one in listed if not 0 <= one < k]:
-        raise InputError(f"expected positions of outputs between 0 and {k - 1}, got {wrong[0]} in outputs=[...].")
+    every = isinstance(choice, str) and choice == "all"
+    listed = list(range(k)) if every else read_numbers(choice, 'outputs to be "all", "predicted"', 0, k - 1)
     return torch.tensor(listed, device=outputs.device).expand(n, -1)
 
 

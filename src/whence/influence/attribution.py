@@ -24,9 +24,9 @@ from whence.influence.fitted import (
     for_each_batch,
     join_batches,
     predicted_outputs,
+    read_numbers,
     using_model,
     variance_terms,
-    whole_numbers,
 )
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.views import OutputMixtures, SelectedOutputs
@@ -312,12 +312,5 @@ def read_positions(positions: Any, count: int) -> Tensor:
     """
     if isinstance(positions, str) and positions == "each":
         return torch.arange(count, device="cpu")
-    listed = whole_numbers(positions)
-    if listed is None:
-        raise InputError(
-            f'expected positions to be "each" or a list of whole numbers such as [0, -1], got {positions!r}.'
-        )
-    wrong = [one for one in listed if not -count <= one < count]
-    if wrong:
-        raise InputError(f"expected positions between {-count} and {count - 1}, got {wrong[0]}.")
+    listed = read_numbers(positions, 'positions to be "each"', -count, count - 1)
     return torch.tensor([one % count for one in listed], device="cpu")

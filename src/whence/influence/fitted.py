@@ -156,12 +156,14 @@ def check_count(given: Any, name: str, instead: str = "", least: int = 1) -> Non
         )
 
 
-def whole_numbers(given: Any) -> list[int] | None:
-    """The numbers of a list or tensor; `None` unless all are whole numbers and there is at least one."""
+def read_numbers(given: Any, what: str, least: int, most: int) -> list[int]:
+    """The numbers of a list or tensor. Raises unless there are some, and all are whole ones from `least` to `most`."""
     listed = given.tolist() if isinstance(given, Tensor) and given.ndim == 1 else given
     several = isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) > 0
     if not several or not all(isinstance(one, Integral) and not isinstance(one, bool) for one in listed):
-        return None
+        raise InputError(f"expected {what} or a list of numbers such as [0, 3], got {given!r}.")
+    if wrong := [one for one in listed if not least <= one <= most]:
+        raise InputError(f"expected {what} or a list of numbers between {least} and {most}, got {wrong[0]}.")
     return [int(one) for one in listed]
 
 
