@@ -90,6 +90,7 @@ class Calibration:
         unit = 1.0 if codes is not None else float(fitted.residuals[index].abs().max()) or 1.0
         squares, rare = label_squares(fitted, neighbours, codes, unit)
 
+        # Labels around each training example, without its own: which of them contradict each other?
         itself = torch.arange(len(index), device=index.device)
         weights = neighbours.weights(neighbours.around.similarities(neighbours.around.known), itself).to(squares)
         average = weights @ squares if len(index) > 1 else squares
@@ -102,6 +103,7 @@ class Calibration:
         few = int(agreeing.sum()) < max(len(agreeing) / 2, LEAST_ORDINARY)
         ordinary = torch.ones_like(agreeing) if few else agreeing
 
+        # Probabilities of classes are a second witness.
         answered = ambiguities = None
         if fitted.problem.likelihood.has_classes and not isinstance(fitted.problem.network.model, LeafSum):
             ambiguity = predicted_probability(fitted, outputs, codes, index)[1]
@@ -110,6 +112,7 @@ class Calibration:
             noise_limit = limit_for_classes(noise)
             noisy = noisy & (noise > noise_limit)
 
+        # How far is each training example from the others?
         candidates = neighbours.nearest[:, :CANDIDATES]
         own = neighbours.apart.distances(neighbours.apart.known, candidates).to(squares)
         distances = Distances.of(own, candidates, answers, ordinary)

@@ -239,10 +239,12 @@ def explain(
 ) -> Explanation:
     """Explain the predictions of one batch; see `Tracer.explain`."""
     ho, hec3 = _traces(fitted, inputs)
+    # What the model answers, how sure it is, and the training examples that look like the input to it.
     outputs, layers = outputs_and_layers(fitted, inputs, calibration.neighbours.names)
     answers = predicted_classes(fitted, outputs, calibration.codes)
     probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes)
     around = look_around(calibration, layers, top, examples)
+    # How much the labels of these examples contradict each other, and how far away they are.
     square = calibration.expected_square(around.average)
     noise = calibration.noise(square, ambiguity)
     remote = calibration.distances.excess(around.distances, around.candidates, answers)
@@ -252,7 +254,7 @@ def explain(
         disagreement=calibration.in_unit(square),
         scarcity=calibration.scarcity(remote),
         noise_p=calibration.noise_p(around.average, around.effective),
-        scarcity_p=torch.ones_like(remote),
+        scarcity_p=torch.ones_like(remote),  # set below: it depends on whether labels are noisy
         probability=probability,
         rare=calibration.has_rare_answer(answers, len(probability)),
         ambiguity=ambiguity,
