@@ -401,8 +401,7 @@ def training_examples(
     fitted: Fitted, index: Tensor, label: str | None = None
 ) -> Iterator[tuple[Tensor, Inputs, Tensor]]:
     """Yield (which of these training examples, their inputs, their targets), batch by batch; `label` names progress."""
-    problem = fitted.problem
-    for batch in problem.batches.read(None) if label is None else problem.read(label):
+    for batch in fitted.problem.batches.read(label):
         here = index[(index >= batch.start) & (index < batch.start + batch.size)]
         if len(here):
             rows = here - batch.start

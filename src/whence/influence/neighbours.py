@@ -22,6 +22,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -70,15 +71,12 @@ def outputs_and_layers(fitted: Fitted, inputs: Inputs, names: Sequence[str] | No
     inputs = inputs.inputs if isinstance(inputs, OutputView) else inputs
     found: dict[str, Tensor] = {}
 
-    def record(name: str, layer: nn.Module) -> torch.utils.hooks.RemovableHandle:
-        def keep(_: nn.Module, given: tuple[object, ...]) -> None:
-            if given and isinstance(given[0], Tensor) and given[0].is_floating_point() and given[0].dim() > 1:
-                found[name] = mean_over_positions(given[0], 1 if isinstance(layer, _ConvNd) else -1)
-
-        return layer.register_forward_pre_hook(keep)
+    def keep(name: str, layer: nn.Module, given: tuple[object, ...]) -> None:
+        if given and isinstance(given[0], Tensor) and given[0].is_floating_point() and given[0].dim() > 1:
+            found[name] = mean_over_positions(given[0], 1 if isinstance(layer, _ConvNd) else -1)
 
     hooks = [
-        record(name, layer)
+        layer.register_forward_pre_hook(partial(keep, name))
         for name, layer in network.model.named_modules()
         if any(parameter.dim() > 1 for parameter in layer.parameters(recurse=False))
         and (names is None or name in names)
