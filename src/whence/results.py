@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whence.data.batches import Inputs, combine
 from whence.display import Column, Shown, Table, count, listing, number, numbers, places, rows_shown
-from whence.errors import InputError
+from whence.errors import InputError, shortly
 from whence.likelihoods import Likelihood
 
 if TYPE_CHECKING:
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 
 MAX_OUTPUTS = 64  # most outputs with covariances; for more outputs, only variances are computed, this many at a time
+
+
+def check_level(given: Any) -> None:
+    """Raise unless a level lies between zero and one."""
+    if not isinstance(given, Real) or not 0.0 < float(given) < 1.0:
+        raise InputError(f"expected a level between 0 and 1, got {shortly(given)}. For 95 % pass 0.95.")
 
 
 @dataclass(frozen=True)
@@ -205,9 +211,7 @@ class Uncertainty(Shown):
 
         These bound f(x) itself. A new observation has its own noise in addition.
         """
-        given: Any = level
-        if not isinstance(given, Real) or not 0.0 < level < 1.0:  # might be the name of an estimator
-            raise InputError(f"expected a level between 0 and 1, got {level!r}. For 95 % pass 0.95.")
+        check_level(level)
         reach = NormalDist().inv_cdf(0.5 + level / 2) * self.variance(estimator).sqrt()
         return self.mean - reach, self.mean + reach
 
@@ -220,7 +224,24 @@ class Uncertainty(Shown):
         With several positions, there is one row for each, with its position in the first columns. If only some outputs
         were used, columns "output" say which.
         """
-        return frame({name: [column.reshape(-1)] for name, column in _columns(self).items()})
+        shape = self.mean.shape[:-1]
+        columns: dict[str, Tensor] = {}
+        if len(shape) > 1:
+            axes = [torch.arange(size, device=self.mean.device) for size in (shape[0], shape[1:].numel())]
+            columns["prediction"], columns["position"] = torch.meshgrid(*axes, indexing="ij")
+        if self.chosen is not None:
+            columns |= _by_output("output", self.chosen.index, shape)
+        columns |= _by_output("logit" if self._has_classes else "mean", self.mean, shape)
+        if self._has_classes:
+            columns |= _by_output("probability", self.probabilities, shape)
+            columns |= _by_output("margin", self.margin, shape) if self.chosen is None else {}
+            columns |= {} if self._stds is None else _by_output("probability_std", self._stds, shape)
+        for name in self.estimators:
+            columns[name] = self.trace(name)
+            if self.mean.shape[-1] > 1:
+                columns |= _by_output(name, self.variance(name), shape)
+        columns["ratio"] = self.ratio
+        return frame({name: [column.reshape(-1)] for name, column in columns.items()})
 
     def __repr__(self) -> str:
         if not len(self):
@@ -337,28 +358,6 @@ def join(parts: Sequence[Uncertainty]) -> Uncertainty:
     return combine([combine([part], lambda values: _padded(values[0], most)) for part in parts], torch.cat)
 
 
-def _columns(u: Uncertainty) -> dict[str, Tensor]:
-    """The columns of `Uncertainty.to_frame`."""
-    shape = u.mean.shape[:-1]
-    columns: dict[str, Tensor] = {}
-    if len(shape) > 1:
-        axes = [torch.arange(size, device=u.mean.device) for size in (shape[0], shape[1:].numel())]
-        columns["prediction"], columns["position"] = torch.meshgrid(*axes, indexing="ij")
-    if u.chosen is not None:
-        columns |= _by_output("output", u.chosen.index, shape)
-    columns |= _by_output("logit" if u._has_classes else "mean", u.mean, shape)
-    if u._has_classes:
-        columns |= _by_output("probability", u.probabilities, shape)
-        columns |= _by_output("margin", u.margin, shape) if u.chosen is None else {}
-        columns |= {} if u._stds is None else _by_output("probability_std", u._stds, shape)
-    for name in u.estimators:
-        columns[name] = u.trace(name)
-        if u.mean.shape[-1] > 1:
-            columns |= _by_output(name, u.variance(name), shape)
-    columns["ratio"] = u.ratio
-    return columns
-
-
 def _by_output(name: str, values: Tensor, shape: torch.Size) -> dict[str, Tensor]:
     """(m, ...) or (m, ..., 1) values as one column, (m, ..., k) values as a column for each output."""
     if values.shape == shape or values.shape[-1] == 1:
@@ -381,7 +380,7 @@ def probability_text(probability: float, std: float = math.nan) -> str:
     return f"{probability:.3f} ± {f'{std:.3f}' if std <= MAX_STD else f'{MAX_STD} or more'}"
 
 
-def frame(columns: Mapping[str, Sequence[Tensor | list[str]]]) -> pandas.DataFrame:
+def frame(columns: Mapping[Any, Sequence[Tensor | list[str]]]) -> pandas.DataFrame:
     """Make a data frame from columns given in pieces.
 
     Examples:

@@ -25,22 +25,21 @@ from whence.influence.explanation import explain
 from whence.influence.fitted import (
     Fitted,
     check_count,
-    check_level,
     check_same,
     check_ungrouped,
     check_variances,
     for_each_batch,
     join_batches,
+    read_numbers,
     using_model,
-    whole_numbers,
 )
 from whence.influence.suggest import Suggestion, label_first
-from whence.influence.training import label_suspicion, squared_influence, suspicion_over_copies, training_frame
+from whence.influence.training import label_suspicion, suspicion_over_copies, training_frame
 from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
 from whence.jacobian.views import SelectedOutputs
 from whence.likelihoods import Likelihood
-from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, join, without_padding
+from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, check_level, join, without_padding
 from whence.trust import Trust, assess
 
 if TYPE_CHECKING:
@@ -52,13 +51,8 @@ def chosen_outputs(choice: Any, likelihood: Likelihood, outputs: Tensor) -> Tens
     n, k = outputs.shape
     if isinstance(choice, str) and choice == "predicted":
         return likelihood.predicted(outputs).unsqueeze(1)
-    listed = list(range(k)) if isinstance(choice, str) and choice == "all" else whole_numbers(choice)
-    if listed is None:
-        raise InputError(
-            f'expected outputs to be "all", "predicted" or a list of positions such as [0, 3], got {choice!r}.'
-        )
-    if wrong := [one for one in listed if not 0 <= one < k]:
-        raise InputError(f"expected positions of outputs between 0 and {k - 1}, got {wrong[0]} in outputs=[...].")
+    every = isinstance(choice, str) and choice == "all"
+    listed = list(range(k)) if every else read_numbers(choice, 'outputs to be "all", "predicted"', 0, k - 1)
     return torch.tensor(listed, device=outputs.device).expand(n, -1)
 
 
@@ -102,8 +96,9 @@ class Tracer(Fitted):
 
         def predict_batch(inputs: Inputs, where: str) -> Uncertainty:
             if choice is None:
-                return self._all_outputs(inputs, where, at_once)
-            found = self._chosen_outputs(inputs, where, choice, at_once)
+                found = self._all_outputs(inputs, where, at_once)
+            else:
+                found = self._chosen_outputs(inputs, where, choice, at_once)
             check_variances(self.problem, {**found.variances, **found.covariances}, where, inputs)
             return without_padding(found, inputs)
 
@@ -137,9 +132,7 @@ class Tracer(Fitted):
             outputs, found = self._variances(inputs, full)
         except (InputError, ShapeError) as error:
             raise type(error)(f"{error} This was {where}.") from error.__cause__
-        mean = self._mean(outputs, inputs, where)
-        check_variances(self.problem, found, where, inputs)
-        likelihood = self.problem.likelihood
+        mean, likelihood = self._mean(outputs, inputs, where), self.problem.likelihood
         return Uncertainty(mean, found if full else {}, {} if full else found, likelihood=likelihood)
 
     def _shaped_outputs(self, inputs: Inputs, where: str) -> Tensor:
@@ -165,12 +158,11 @@ class Tracer(Fitted):
         full = covariance and c <= MAX_OUTPUTS
         found = self._variances_at(inputs, index.reshape(shape[0], -1, c), k, full)
         found = {name: value.reshape(*shape, *value.shape[2:]) for name, value in found.items()}
-        chosen = None
+        index, chosen = index.reshape(*shape, c), None
         if not isinstance(choice, str) or choice != "all":
-            chances = likelihood.probabilities(flat).gather(1, index) if likelihood.has_classes else None
-            shaped_chances = None if chances is None else chances.reshape(*shape, c)
-            chosen = ChosenOutputs(index.reshape(*shape, c), shaped_chances)
-        mean = flat.gather(1, index).reshape(*shape, c)
+            p = likelihood.probabilities(flat).reshape(outputs.shape) if likelihood.has_classes else None
+            chosen = ChosenOutputs(index, None if p is None else p.gather(-1, index))
+        mean = outputs.gather(-1, index)
         return Uncertainty(mean, found if full else {}, {} if full else found, likelihood=likelihood, chosen=chosen)
 
     def _variances_at(self, inputs: Inputs, index: Tensor, k: int, full: bool) -> dict[str, Tensor]:
@@ -277,11 +269,9 @@ class Tracer(Fitted):
     ) -> Explanation:
         """Say for each prediction whether to trust it, and if not, whether labels or data are the cause.
 
-        Two numbers decide (see `Explanation`). `noise` is how much the labels of the training examples around an input
-        contradict each other. `scarcity` is how far the input is from the training examples, as the model sees them,
-        relative to an ordinary one. Both mean the same for every loss and structure. The first call costs a forward
-        pass over the training examples that inputs are compared with: all of them, or 1,200, evenly spaced. Each call
-        costs about twice as much as `predict`, or less.
+        Two numbers decide, noise and scarcity, which mean the same for every loss and structure; see `Explanation`. The
+        first call costs a forward pass over the training examples that inputs are compared with: all of them, or
+        2,000, evenly spaced. Each call costs about twice as much as `predict`, or less.
 
         Args:
             x: as for `predict`.
@@ -306,14 +296,14 @@ class Tracer(Fitted):
         if own is not None and not bool(((own >= -1) & (own < self.problem.n)).all()):
             raise InputError(f"expected numbers of training examples, -1 to {self.problem.n - 1}, in `examples`.")
 
-        def work(inputs: Inputs, where: str) -> Explanation:
+        def explain_batch(inputs: Inputs, where: str) -> Explanation:
             nonlocal seen
-            rows = slice(seen, seen + batch_size(inputs, where))
-            found = explain(self, inputs, calibration, float(level), top, None if own is None else own[rows])
-            seen = rows.stop
+            some = None if own is None else own[seen : seen + batch_size(inputs, where)]
+            found = explain(self, inputs, calibration, float(level), top, some)
+            seen += len(found)
             return found
 
-        found = join_batches(for_each_batch(self, x, work))
+        found = join_batches(for_each_batch(self, x, explain_batch))
         if own is not None and len(own) != len(found):
             raise ShapeError(f"expected `examples` for each of {len(found)} inputs, got {len(own)}.")
         return found
@@ -369,7 +359,6 @@ class Tracer(Fitted):
         self,
         budget: int = 100,
         pool: Any = None,
-        test: Any = None,
         *,
         augment: Callable[[Any], Any] | None = None,
         copies: int = 8,
@@ -378,10 +367,9 @@ class Tracer(Fitted):
 
         Args:
             budget: how many to suggest.
-            pool: inputs without labels, as for `predict`. Those whose labels would reduce the total variance most are
-                chosen one after the other, so that copies are not chosen twice. Without a pool, training examples are
-                listed by how doubtful their labels are.
-            test: inputs whose variance should fall; by default those of the pool.
+            pool: inputs without labels, as for `predict`. Those whose labels would reduce the total variance of the
+                pool most are chosen one after the other, so that copies are not chosen twice. Without a pool, training
+                examples are listed by how doubtful their labels are.
             augment: maps the inputs of a training batch to randomly changed ones, as in training. Labels to check are
                 then judged by several copies of each input, which finds more wrong ones. For classes only.
             copies: how many copies.
@@ -404,9 +392,8 @@ class Tracer(Fitted):
         if augment is not None:
             raise InputError("augment is for labels to check; inputs of a pool have none. Leave out pool or augment.")
         batches = for_each_batch(self, pool, lambda inputs, where: inputs)
-        aims = None if test is None else for_each_batch(self, test, lambda inputs, where: inputs)
         with using_model(self):
-            return label_first(self, batches, aims, budget)
+            return label_first(self, batches, budget)
 
     def trust(
         self, x: Any = None, sample: int = 16, seed: int = 0, *, tolerance: float = 0.02, seconds: float = 60.0
@@ -443,13 +430,12 @@ class Tracer(Fitted):
         examples: the size of the studentized residual, (e^T u / s^2)^1/2, for squared error; 1 - p of the label in the
         prediction without the example for classes) and `suspect_rank` (1 for the most doubtful label: by `suspicion`,
         or, for classes that the network has not memorised, by its own loss). Rows are in the order of the training
-        data; `.sort_values("suspect_rank")` puts the most doubtful label first.
+        data.
 
-        `label` is the label itself. `suggested` is what the fit without the example predicts instead: the most probable
-        class with its `suggested_probability`, or a number with the standard deviation `suggested_std` of an
-        observation around it. Classes are numbered from 0; classes of trees have their names. With several numbers or
-        several yes-or-no outputs the columns are `label_0`, `label_1`, ...; they are missing for a custom loss and for
-        outputs at several positions.
+        `label` is the label itself, and `suggested` what the fit without the example predicts instead: the most
+        probable class with its `suggested_probability`, or a number with the standard deviation `suggested_std` of an
+        observation around it. Classes are numbered from 0; those of trees have their names. Several outputs have
+        columns `label_0`, `label_1`, ... There are none for a custom loss, and for outputs at several positions.
 
         `test` adds `test_influence`, the root mean square over its predictions of |f(x) - f_(-i)(x)|, and `test_share`,
         the example's share of their HeC3.
@@ -467,13 +453,7 @@ class Tracer(Fitted):
             7 0.47 -0.52
         """
         check_ungrouped(self)
-        moved = None
-        if test is not None:
-            totals, counts = zip(
-                *for_each_batch(self, test, lambda inputs, where: squared_influence(self, inputs)), strict=True
-            )
-            moved = torch.stack(totals).sum(0), sum(counts)
-        return training_frame(self, moved)
+        return training_frame(self, test)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to one file, which `whence.load` reads. The name may have any ending, such as `.whence`.

@@ -514,10 +514,36 @@ def _pooled(problem: Problem, tracer: whence.Tracer, truth: Truth) -> Iterator[C
 
 def _what_if(problem: Problem, tracer: whence.Tracer, truth: Truth, rng: Random) -> Iterator[Check]:
     fitted = truth.fit
-    change: dict[str, Any] = {}
-    counts, relabel = np.ones(fitted.n), {}
-    every = list(range(fitted.n))
     how = rng.choice(["nothing", "remove", "remove", "repeat", "relabel", "all"])
+    change, counts, relabel = _drawn_change(problem, truth, rng, how)
+    if _removes_all(fitted, counts):
+        return
+    found = tracer.what_if(problem.test, **change)
+    if truth.close > ILL_POSED:
+        return
+    J = truth.seen(problem)
+    wanted, left = fitted.what_if(J, counts, relabel)
+    m = len(J)
+    before = {f"new_{name}": np.einsum("mkk->mk", fitted.covariances(J)[name]) for name in ("ho", "hec3")}
+    for name, values in wanted.items():
+        # a solution of whence to 1e-12 of a residual, of the oracle to what rounding leaves
+        close = max(1e-6, 100 * truth.close, 1e-10 / max(abs(values).max(), 1e-10), 100 * left)
+        if name in before:  # a variance that the example had kept finite is rounding without it
+            close = max(close, 1e-15 * abs(values).max() / max(abs(before[name]).max(), 1e-300))
+        yield f"what_if, {how}: {name}", getattr(found, name).reshape(m, -1), values, close
+    for name in ("ho", "hec3"):
+        variance = np.einsum("mkk->mk", fitted.covariances(J)[name])
+        yield f"what_if, {how}: {name}", getattr(found, name).reshape(m, -1), variance, truth.close
+
+
+def _drawn_change(
+    problem: Problem, truth: Truth, rng: Random, how: str
+) -> tuple[dict[str, Any], Array, dict[int, Array]]:
+    """Arguments of `what_if`; how often each example counts then, and new targets, encoded."""
+    fitted = truth.fit
+    change: dict[str, Any] = {}
+    counts, relabel = np.ones(fitted.n), dict[int, Array]()
+    every = list(range(fitted.n))
     if how in ("remove", "all"):
         change["remove"] = rng.sample(every, rng.randint(1, 2))
         counts[change["remove"]] -= 1
@@ -530,26 +556,7 @@ def _what_if(problem: Problem, tracer: whence.Tracer, truth: Truth, rng: Random)
             at = rng.choice(free)
             target, row = _other_label(problem, rng, fitted.w)
             change["relabel"], relabel[at] = {at: target}, row
-    if _removes_all(fitted, counts):
-        return
-    found = tracer.what_if(problem.test, **change)
-    if truth.close > ILL_POSED:
-        return
-    J = truth.seen(problem)
-    wanted, left, hidden = fitted.what_if(J, counts, relabel)
-    m = len(J)
-    before = {f"new_{name}": np.einsum("mkk->mk", fitted.covariances(J)[name]) for name in ("ho", "hec3")}
-    for name, values in wanted.items():
-        # a solution of whence to 1e-12 of a residual, of the oracle to what rounding leaves
-        close = max(1e-6, 100 * truth.close, 1e-10 / max(abs(values).max(), 1e-10), 100 * left)
-        if name in before:  # a variance that the example had kept finite is rounding without it
-            close = max(close, 1e-15 * abs(values).max() / max(abs(before[name]).max(), 1e-300))
-        if name == "new_hec3":  # divides by one minus the leverage
-            close = max(close, 10 * hidden)
-        yield f"what_if, {how}: {name}", getattr(found, name).reshape(m, -1), values, close
-    for name in ("ho", "hec3"):
-        variance = np.einsum("mkk->mk", fitted.covariances(J)[name])
-        yield f"what_if, {how}: {name}", getattr(found, name).reshape(m, -1), variance, truth.close
+    return change, counts, relabel
 
 
 def _removes_all(fitted: dense.Dense, counts: Array) -> bool:

@@ -171,21 +171,15 @@ def test_groups_carry_what_their_examples_carry_together(estimator: str, given: 
     shares = found.by(groups, estimator)
     matrix = found.shares(estimator).matrix.numpy()
     wanted = np.stack([matrix[:, labels == at].sum(1) for at in range(3)], axis=1)
-    np.testing.assert_allclose(shares.share, wanted, rtol=1e-12)
-    assert shares.names == (("a", "b", "c") if given == "list" else (0, 1, 2))
-    assert shares.largest == tuple(shares.names[at] for at in wanted.argmax(1))
-    part = np.bincount(labels) / networks.EXAMPLES
-    np.testing.assert_allclose(shares.lift, wanted / part, rtol=1e-12)
-    np.testing.assert_allclose(shares.to_frame().to_numpy(), wanted, rtol=1e-12)
-    assert repr(shares).startswith(f"GroupShares({networks.TEST_POINTS} predictions, 3 groups; mean shares ")
+    np.testing.assert_allclose(shares, wanted, rtol=1e-12)
+    assert [*shares] == (["a", "b", "c"] if given == "list" else [0, 1, 2])
 
 
 def test_groups_of_several_kinds_stay_in_their_order() -> None:
     case = networks.build("mlp")
     found = fit(case.model, case.batches(4), ridge=RIDGE).attribute(case.test_inputs, matrix=True)
-    shares = found.by(["b", None] + ["b"] * (networks.EXAMPLES - 2))
-    assert shares.names == ("b", None)
-    assert shares.count.tolist() == [networks.EXAMPLES - 1, 1]
+    shares = found.by(["b", 1] + ["b"] * (networks.EXAMPLES - 2))
+    assert [*shares] == ["b", 1]
 
 
 def test_groups_need_all_shares_and_one_name_an_example() -> None:

@@ -22,9 +22,9 @@ from doubles import fit
 from whence.cli.query import SavedNetwork
 from whence.errors import InputError, ShapeError
 from whence.influence import Calibration
-from whence.influence.calibration import Typical
+from whence.influence.calibration import Distances, Typical
+from whence.influence.classes import predicted_classes
 from whence.influence.fitted import leave_one_out_leverage
-from whence.influence.neighbours import predicted_classes
 from whence_paper.demo_trial import QUICK, WEIGHT_DECAY, draw_task, train
 
 RIDGE = 0.5
@@ -58,7 +58,7 @@ def test_an_input_is_as_unusual_as_its_rank_among_training_examples() -> None:
     usual = calibration(
         ordinary=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64),
         noisy=torch.tensor([0.0, 1.0], dtype=torch.float64),
-        distance=Typical(one, 1.0),
+        distances=Distances(one, Typical(one, 1.0), Typical(one, 1.0)),
     )
     remote = torch.tensor([0.5, 2.0, 2.5, 9.0, -1.0], dtype=torch.float64)
     quiet, no = torch.full_like(remote, math.nan), torch.zeros(5, dtype=torch.bool)

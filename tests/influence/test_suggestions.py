@@ -52,8 +52,7 @@ def test_products_with_a_hessian(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("apart", [False, True])
-def test_inputs_are_chosen_as_brute_force_chooses(structure: str, apart: bool) -> None:
+def test_inputs_are_chosen_as_brute_force_chooses(structure: str) -> None:
     case = networks.build("mlp")
     tracer = fit(case.model, case.batches(4), structure=STRUCTURES[structure], ridge=RIDGE)
     generator = torch.Generator().manual_seed(3)
@@ -61,11 +60,10 @@ def test_inputs_are_chosen_as_brute_force_chooses(structure: str, apart: bool) -
     pool[5] = pool[2]  # a copy
     _, tangents, _ = oracles.tangents_of(case.model, case.inputs)
     _, pooled, _ = oracles.tangents_of(case.model, pool)
-    _, aims, _ = oracles.tangents_of(case.model, case.test_inputs) if apart else (None, pooled, None)
     damped = curvature(tracer, structure, tangents)
 
     def total(matrix: np.ndarray) -> float:
-        return sum(np.trace(J @ np.linalg.solve(matrix, J.T)) for J in aims)
+        return sum(np.trace(J @ np.linalg.solve(matrix, J.T)) for J in pooled)
 
     wanted, left = [], []
     for _ in range(4):
@@ -73,7 +71,7 @@ def test_inputs_are_chosen_as_brute_force_chooses(structure: str, apart: bool) -
         wanted.append(int(np.argmin(scores)))
         damped = damped + pooled[wanted[-1]].T @ pooled[wanted[-1]]
         left.append(total(damped))
-    found = tracer.suggest(4, [pool[:3], pool[3:]], test=case.test_inputs if apart else None)
+    found = tracer.suggest(4, [pool[:3], pool[3:]])
     assert [2 if i == 5 else i for i in found.index.tolist()] == [2 if i == 5 else i for i in wanted]
     np.testing.assert_allclose(found.total, np.array(left) * tracer.noise_scale, rtol=1e-8)
     assert len(set(found.index.tolist())) == 4
@@ -83,14 +81,11 @@ def test_inputs_are_chosen_as_brute_force_chooses(structure: str, apart: bool) -
 
 
 @pytest.mark.parametrize("likelihood", ["categorical", "bernoulli"])
-@pytest.mark.parametrize("apart", [False, True])
-def test_classes_are_weighed_by_what_their_labels_tell(
-    likelihood: str, apart: bool, generator: torch.Generator
-) -> None:
+def test_classes_are_weighed_by_what_their_labels_tell(likelihood: str, generator: torch.Generator) -> None:
     """A label adds J^T L J with L the Hessian of cross-entropy; what is to fall is tr L J G^-1 J^T."""
     x = torch.randn(10, 2, generator=generator, dtype=torch.float64)
     y = torch.randint(3, (10,), generator=generator)
-    pool, test = (2 * torch.randn(count, 2, generator=generator, dtype=torch.float64) for count in (7, 4))
+    pool = 2 * torch.randn(7, 2, generator=generator, dtype=torch.float64)
     pool[4] = pool[1]
     model = networks.linear(2 * torch.randn(3, 2, generator=generator, dtype=torch.float64))
     targets = y if likelihood == "categorical" else torch.nn.functional.one_hot(y, 3).double()
@@ -107,10 +102,9 @@ def test_classes_are_weighed_by_what_their_labels_tell(
         return list(zip(oracles.linear_tangents(inputs.numpy(), 3), hessians, strict=True))
 
     curved = RIDGE * np.eye(6) + sum(J.T @ L @ J for J, L in terms(x))
-    aims = terms(test if apart else pool)
 
     def total(matrix: np.ndarray) -> float:
-        return sum(np.trace(L @ J @ np.linalg.solve(matrix, J.T)) for J, L in aims)
+        return sum(np.trace(L @ J @ np.linalg.solve(matrix, J.T)) for J, L in terms(pool))
 
     chosen, left = [], []
     for _ in range(4):
@@ -119,7 +113,7 @@ def test_classes_are_weighed_by_what_their_labels_tell(
         J, L = terms(pool)[chosen[-1]]
         curved = curved + J.T @ L @ J
         left.append(total(curved))
-    found = tracer.suggest(4, [pool[:3], pool[3:]], test=[test[:1], test[1:]] if apart else None)
+    found = tracer.suggest(4, [pool[:3], pool[3:]])
     assert [1 if i == 4 else i for i in found.index.tolist()] == [1 if i == 4 else i for i in chosen]
     np.testing.assert_allclose(found.total, left, rtol=1e-8)
 

@@ -185,6 +185,22 @@ def test_removals_of_classes_take_one_newton_step(generator: torch.Generator) ->
     np.testing.assert_allclose(found.change, tangents[:2] @ step, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli"])
+def test_labels_given_again_change_nothing(likelihood: str, seed: int) -> None:
+    """Residuals of another batch differ by rounding, of which Newton's method must not look for a solution."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(10, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (10,), generator=generator)
+    targets = y if likelihood == "categorical" else torch.nn.functional.one_hot(y, 3).double()
+    model = networks.linear(20 * torch.randn(3, 4, generator=generator, dtype=torch.float64))
+    tracer = fit(model, networks.batches_of(x, targets, 10), likelihood=likelihood, ridge=RIDGE)
+    found = tracer.what_if(x[:2], relabel={at: targets[at] for at in range(10)})
+    np.testing.assert_allclose(found.change, 0.0, atol=1e-12)
+    np.testing.assert_allclose(found.new_ho, found.ho, rtol=1e-9)
+    np.testing.assert_allclose(found.new_hec3, found.hec3, rtol=1e-9)
+
+
 @pytest.mark.parametrize("scale", [1.0, 30.0, 150.0])
 def test_removals_of_certain_labels_are_not_nothing(scale: float, generator: torch.Generator) -> None:
     """Residuals far below one, and alignments as far above: their product is what a removal changes.

@@ -31,7 +31,7 @@ def test_every_question_takes_rows(tracer):
     x, _ = table(8, seed=1)
     assert len(tracer.explain(x).verdicts) == 8
     assert tracer.attribute(x, top=3).hec3.index.shape == (8, 3)
-    assert len(tracer.suggest(2, pool=x, test=x).index) == 2
+    assert len(tracer.suggest(2, pool=x).index) == 2
     assert tracer.training_frame(x).shape[0] == 200
     trust = tracer.trust(x, sample=2)
     assert trust["distance"].level == "fine"

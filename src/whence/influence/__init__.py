@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whence.influence.attribution import Attribution, GroupShares, Shares
+from whence.influence.attribution import Attribution, Shares
 from whence.influence.calibration import Calibration
 from whence.influence.explanation import Explanation
 from whence.influence.suggest import Suggestion
@@ -12,7 +12,6 @@ __all__ = [
     "Attribution",
     "Calibration",
     "Explanation",
-    "GroupShares",
     "Shares",
     "Suggestion",
     "WhatIf",

@@ -5,7 +5,7 @@ Ho and HeC3 are sums over training examples, so each term is that example's shar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -15,23 +15,22 @@ from torch import Tensor
 
 from whence.data.batches import Batches, Inputs, combine
 from whence.data.targets import targets_at
-from whence.display import Column, Shown, Table, count, listing, number, numbers, places, rows_shown
+from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import (
     Fitted,
     Terms,
     divide,
-    effective_number,
     for_each_batch,
     join_batches,
     predicted_outputs,
+    read_numbers,
     using_model,
     variance_terms,
-    whole_numbers,
 )
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.views import OutputMixtures, SelectedOutputs
-from whence.linalg import largest, largest_first
+from whence.linalg import largest
 from whence.results import frame
 
 if TYPE_CHECKING:
@@ -88,48 +87,6 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class GroupShares:
-    """The share of each group of training examples in the variance of each prediction.
-
-    Attributes:
-        names: (g) groups, sorted if possible.
-        share: (m, g) share of the variance that each group's examples carry together; rows sum to one.
-        count: (g,) number of training examples in each group.
-
-    Examples:
-        >>> found = GroupShares(("Ann", "Ben"), torch.tensor([[0.75, 0.25]]), torch.tensor([10, 30]))
-        >>> found.largest, found.lift.round(decimals=2).tolist()
-        (('Ann',), [[3.0, 0.33...]])
-    """
-
-    names: tuple[Any, ...]
-    share: Tensor
-    count: Tensor
-
-    def __len__(self) -> int:
-        return len(self.share)
-
-    @property
-    def lift(self) -> Tensor:
-        """(m, g) share over the group's part of the training set: above one, it carries more than its proportion."""
-        return self.share * (self.count.sum() / self.count)
-
-    @property
-    def largest(self) -> tuple[Any, ...]:
-        """The group with the largest share, for each prediction."""
-        return tuple(self.names[at] for at in largest(self.share, 1)[1].squeeze(1).tolist())
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Return one row per prediction, one column per group."""
-        return frame({str(name): [self.share[:, at]] for at, name in enumerate(self.names)})
-
-    def __repr__(self) -> str:
-        means = self.share.mean(0)
-        listed = listing([f"{self.names[at]}: {float(means[at]):.0%}" for at in largest_first(means).tolist()])
-        return f"GroupShares({len(self)} predictions, {len(self.names)} groups; mean shares {listed})"
-
-
-@dataclass(frozen=True)
 class Attribution(Shown):
     """For each prediction, the training examples that carry its variance.
 
@@ -171,8 +128,10 @@ class Attribution(Shown):
             raise InputError(f"expected one of {', '.join(ESTIMATORS)}, got {estimator!r}.")
         return self.hec3 if estimator == "hec3" else self.ho
 
-    def by(self, groups: Sequence[Any] | Tensor, estimator: str = "hec3") -> GroupShares:
-        """Sum shares over groups of training examples; needs `tracer.attribute(x, matrix=True)`.
+    def by(self, groups: Iterable[Any], estimator: str = "hec3") -> pandas.DataFrame:
+        """Sum shares over groups of training examples: one row per prediction, one column per group.
+
+        Groups are sorted if possible. Needs `tracer.attribute(x, matrix=True)`.
 
         Args:
             groups: n labels, sources, batches or the like, in the order of the training set.
@@ -185,10 +144,10 @@ class Attribution(Shown):
                 "them: tracer.attribute(x, matrix=True)."
             )
         listed = groups.tolist() if hasattr(groups, "tolist") else list(groups)  # tensors, arrays, columns of tables
-        if not isinstance(listed, list) or (hasattr(groups, "tolist") and any(isinstance(one, list) for one in listed)):
+        if hasattr(groups, "tolist") and (not isinstance(listed, list) or any(isinstance(one, list) for one in listed)):
             raise ShapeError("expected groups in one dimension, one for each training example.")
-        n = shares.shape[1]
-        if len(listed) != n:
+        if len(listed) != shares.shape[1]:
+            n = shares.shape[1]
             raise ShapeError(f"expected a group for each of the {n} training examples, in order, got {len(listed)}.")
         names = list(dict.fromkeys(listed))
         with suppress(TypeError):  # names of mixed types cannot be sorted: keep their order
@@ -196,7 +155,7 @@ class Attribution(Shown):
         place = {name: at for at, name in enumerate(names)}
         index = torch.tensor([place[name] for name in listed], device=shares.device)
         summed = shares.new_zeros(len(shares), len(names)).index_add_(1, index, shares)
-        return GroupShares(tuple(names), summed, torch.bincount(index, minlength=len(names)))
+        return frame({name: [column] for name, column in zip(names, summed.T, strict=True)})
 
     def rows(self, which: Tensor) -> Attribution:
         """Select some of the predictions."""
@@ -204,9 +163,8 @@ class Attribution(Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per prediction, estimator and listed example; residuals and leverages as norms and traces."""
-        columns: dict[str, list[Tensor | list[str]]] = {}
-        for name in ESTIMATORS:
-            shares = self.shares(name)
+
+        def rows_of(name: str, shares: Shares) -> dict[str, Tensor | list[str]]:
             m, t = shares.index.shape
             at = shares.index.reshape(-1)
             rows: dict[str, Tensor | list[str]] = {
@@ -223,9 +181,10 @@ class Attribution(Shown):
             }
             if self.where is not None:
                 rows["input"], rows["position"] = self.where.repeat_interleave(t, dim=0).unbind(1)
-            for key, value in rows.items():
-                columns.setdefault(key, []).append(value)
-        return frame(columns)
+            return rows
+
+        parts = [rows_of(name, self.shares(name)) for name in ESTIMATORS]
+        return frame({key: [part[key] for part in parts] for key in parts[0]})
 
     def __repr__(self) -> str:
         (m, t), hec3 = self.hec3.index.shape, self.hec3
@@ -283,7 +242,7 @@ def _largest_shares(terms: Terms, name: str, variance: Tensor, top: int, matrix:
         share=share,
         alignment=terms.alignment.gather(1, index),
         pull=terms.pull.gather(1, index.unsqueeze(2).expand(-1, -1, terms.pull.shape[2])),
-        effective=effective_number(shares, 0.0),
+        effective=divide(torch.ones_like(total), shares.square().sum(1), 0.0),
         matrix=shares if matrix else None,
     )
 
@@ -353,12 +312,5 @@ def read_positions(positions: Any, count: int) -> Tensor:
     """
     if isinstance(positions, str) and positions == "each":
         return torch.arange(count, device="cpu")
-    listed = whole_numbers(positions)
-    if listed is None:
-        raise InputError(
-            f'expected positions to be "each" or a list of whole numbers such as [0, -1], got {positions!r}.'
-        )
-    wrong = [one for one in listed if not -count <= one < count]
-    if wrong:
-        raise InputError(f"expected positions between {-count} and {count - 1}, got {wrong[0]}.")
+    listed = read_numbers(positions, 'positions to be "each"', -count, count - 1)
     return torch.tensor([one % count for one in listed], device="cpu")

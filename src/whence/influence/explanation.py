@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,16 +18,10 @@ from torch import Tensor
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
 from whence.errors import InputError
-from whence.influence.calibration import Calibration, predicted_probability
+from whence.influence.calibration import Calibration
+from whence.influence.classes import predicted_classes, predicted_probability
 from whence.influence.fitted import Fitted, check_traced, divide
-from whence.influence.neighbours import (
-    CANDIDATES,
-    COMPARED_AT_ONCE,
-    Layers,
-    most_similar,
-    outputs_and_layers,
-    predicted_classes,
-)
+from whence.influence.neighbours import CANDIDATES, COMPARED_AT_ONCE, Layers, most_similar, outputs_and_layers
 from whence.linalg import largest
 from whence.results import frame
 
@@ -38,12 +32,10 @@ CONFIDENT, NOISY, SCARCE, BOTH = "confident", "noisy labels nearby", "scarce dat
 VERDICTS = (CONFIDENT, NOISY, SCARCE, BOTH)
 DOTS = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
 
-UNDECIDED = 0.55
-"""A model is not confident if the probability of its own answer is below this."""
-
+UNDECIDED = 0.55  # a model is not confident if the probability of its own answer is below this
+# If labels are noisy, data are called scarce only from this many times the limit on: contradicting labels scatter
+# inputs in the network.
 BESIDE_NOISE = 2.0
-"""If labels are noisy, data are called scarce only from this many times the limit on: contradicting labels scatter
-inputs in the network."""
 
 
 @dataclass(frozen=True)
@@ -53,37 +45,32 @@ class Explanation(Shown):
     Attributes:
         level: a prediction is called noisy, or scarce, only if its p-value is at most 1 - level.
         noise: (m,) how much labels of inputs like this one contradict each other. For classes, how often two of them
-            would differ: 0 if all agree, .5 for a coin toss. It is the geometric mean of `disagreement`, and of how
-            often labels differ where the network's answers are as ambiguous as this one. For trees, and for squared
-            error on coded classes, whose outputs are no probabilities, it is the disagreement. For regression, the
-            standard deviation of the targets around the prediction, in their unit.
+            would differ, 0 if all agree and .5 for a coin toss: the geometric mean of `disagreement`, and of how often
+            labels differ where the network's answers are as ambiguous as this one. The disagreement alone for trees,
+            and for squared error on coded classes, whose outputs are no probabilities. For regression, the standard
+            deviation of the targets around the prediction, in their unit.
         disagreement: (m,) for classes, how often two labels of training examples around the input differ; the mean over
             outputs if each has its own label. For regression the same as `noise`.
         scarcity: (m,) distance of the input from the nearest training examples, as the model sees them, relative to
-            that of an ordinary training example from the others: 1 is ordinary, 2 is twice as far. It is larger where
-            the nearest examples are close to others. Training examples are ordinary if the labels around them agree.
-            What is ordinary depends on the predicted class.
+            that of an ordinary one, with the same answer, from the others: 1 is ordinary, 2 is twice as far. It is
+            larger where the nearest examples are close to others. Ordinary are examples around which labels agree.
         noise_p: (m,) how often residuals as large would occur together around the input by chance, if the noise were
             the same everywhere.
-        scarcity_p: (m,) how often training examples, each left out, are as unusual: the share of ordinary ones, around
-            which labels agree, with at least this scarcity, or with answers at least as ambiguous; the smaller one,
-            twice. For an input with noisy labels around it, the share of the training examples of which this is also
-            true with at least this scarcity.
+        scarcity_p: (m,) share of ordinary training examples, each left out, with at least this scarcity, or with
+            answers at least as ambiguous; the smaller one, twice. For an input with noisy labels around it, the share
+            of the training examples of which this is also true with at least this scarcity.
         probability: (m,) the network's probability for its own answer, the predicted class; `nan` for regression.
         rare: (m,) whether hardly any training example has the predicted class as its label: fewer than 20, and fewer
             than a fifth of the median of the classes.
         ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ; `nan` for
             regression.
-        ratio: (m,) HeC3 / Ho.
-        ho: (m,) trace of Ho.
-        hec3: (m,) trace of HeC3.
+        ho, hec3: (m,) traces of Ho and HeC3.
         check: (m, t) training examples that add most to `disagreement`: labels to check first.
         near: (m, t) training examples with the largest weights in it.
         source: (m,) the main cause of doubt: above zero noise, below zero scarcity. It is how far the noise is
             above its limit, in log-odds (in logarithms of the variance for regression), minus half of how far the
             scarcity is above its own, in standard deviations of ordinary examples.
-        noise_limit: labels are called noisy if the noise is above this limit,
-        disagreement_limit: and the disagreement above this one.
+        noise_limit, disagreement_limit: labels are called noisy if both numbers are above these limits.
         scarcity_limit: scarcity above which data are called scarce.
         ambiguity_limit: the model is called undecided if its answer is more ambiguous. It is 1, which none is, for
             regression, trees, and squared error on coded classes.
@@ -108,7 +95,6 @@ class Explanation(Shown):
     probability: Tensor
     rare: Tensor
     ambiguity: Tensor
-    ratio: Tensor
     ho: Tensor
     hec3: Tensor
     check: Tensor
@@ -124,6 +110,11 @@ class Explanation(Shown):
     def __len__(self) -> int:
         """Number of predictions."""
         return len(self.noise)
+
+    @property
+    def ratio(self) -> Tensor:
+        """(m,) HeC3 / Ho."""
+        return divide(self.hec3, self.ho, 1.0)
 
     @property
     def noisy(self) -> Tensor:
@@ -162,23 +153,20 @@ class Explanation(Shown):
 
     def reason(self, number: int) -> str:
         """The two numbers behind one verdict, in words."""
-        scarcity = float(self.scarcity[number])
-        chance, share = float(self.noise_p[number]), float(self.scarcity_p[number])
-        further = ""
+        around = f"targets of examples like this one vary by {float(self.noise[number]):.3g}"
+        limit, further = f"{self.noise_limit:.3g}", ""
         if self.classes:
             differ = percent(float(self.disagreement[number]))
             around = f"two labels of examples like this one differ in {differ} of all pairs"
-            limit = f"noisy from {percent(self.disagreement_limit)} on"
+            limit = percent(self.disagreement_limit)
             if self.noise_limit != self.disagreement_limit:
                 noise = percent(float(self.noise[number]))
                 further = f"; with the model's own doubt, noise is {noise} (noisy from {percent(self.noise_limit)} on)"
-        else:
-            around = f"targets of examples like this one vary by {float(self.noise[number]):.3g}"
-            limit = f"noisy from {self.noise_limit:.3g} on"
         others = "those with noisy labels" if bool(self._noise_found[number]) else "ordinary training examples"
         words = (
-            f"{around} ({limit}; by chance in {percent(chance)} of cases){further}; its scarcity is {scarcity:.2g} "
-            f"(1 is ordinary, scarce from {self.scarcity_limit:.2g} on); {percent(share)} of {others} are as unusual"
+            f"{around} (noisy from {limit} on; by chance in {percent(float(self.noise_p[number]))} of cases){further}; "
+            f"its scarcity is {float(self.scarcity[number]):.2g} (1 is ordinary, scarce from {self.scarcity_limit:.2g} "
+            f"on); {percent(float(self.scarcity_p[number]))} of {others} are as unusual"
         )
         if bool(self.rare[number]):
             words += "; hardly any training example has this label"
@@ -205,12 +193,10 @@ class Explanation(Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per prediction."""
-        names = ["noise", "disagreement", "ambiguity", "scarcity", "noise_p", "scarcity_p", "probability"]
         columns: dict[str, Sequence[Tensor | list[str]]] = {"verdict": [list(self.verdicts)]}
-        names += ["ratio", "ho", "hec3", "source"]
-        columns.update({name: [getattr(self, name)] for name in names})
-        columns["check"] = [[_listing(row) for row in self.check]]
-        columns["near"] = [[_listing(row) for row in self.near]]
+        names = ("noise", "disagreement", "ambiguity", "scarcity", "noise_p", "scarcity_p", "probability")
+        columns |= {name: [getattr(self, name)] for name in (*names, "ratio", "ho", "hec3", "source")}
+        columns |= {name: [[_listing(row) for row in getattr(self, name)]] for name in ("check", "near")}
         return frame(columns)
 
     def __repr__(self) -> str:
@@ -220,34 +206,28 @@ class Explanation(Shown):
         return f"Explanation({len(self)} predictions; {counts})"
 
     def _table(self) -> Table:
-        m = len(self)
-        rows, more = rows_shown(m, "sentence(number), to_frame()")
-        verdicts = self.verdicts[:rows]
-        actions = []
-        for row, (noisy, scarce) in enumerate(
-            zip(self.noisy[:rows].tolist(), self.scarce[:rows].tolist(), strict=True)
-        ):
-            check = f"check {_listing(self.check[row, :3]) or 'labels nearby'}" if noisy else ""
-            near = f"near {_listing(self.near[row, :3]) or 'this input'}" if scarce else ""
+        rows, more = rows_shown(len(self), "sentence(number), to_frame()")
+        verdicts, noise, actions = self.verdicts, self.noise[:rows].tolist(), []
+        for row, verdict in enumerate(verdicts[:rows]):
+            check = f"check {_listing(self.check[row, :3]) or 'labels nearby'}" * (verdict in (NOISY, BOTH))
+            near = f"near {_listing(self.near[row, :3]) or 'this input'}" * (verdict in (SCARCE, BOTH))
             actions.append("; ".join(one for one in (check, near) if one))
-        noise = self.noise[:rows].tolist()
         columns = (
             places(rows),
-            Column("verdict", verdicts, left=True, dots=tuple(DOTS[verdict] for verdict in verdicts)),
+            Column("verdict", verdicts[:rows], left=True, dots=tuple(DOTS[verdict] for verdict in verdicts[:rows])),
             Column("noise", tuple(map(percent, noise)) if self.classes else numbers(noise)),
             Column("scarcity", tuple(f"{value:.2f}" for value in self.scarcity[:rows].tolist())),
             Column("HeC3/Ho", tuple(f"{value:.2f}" for value in self.ratio[:rows].tolist())),
             Column("check, collect near", tuple(actions), left=True),
         )
-        counts = ", ".join(f"{self.verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
+        counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
         limit = percent(self.noise_limit) if self.classes else number(self.noise_limit)
         words = (
             f"Noisy from {limit} on, scarce from {self.scarcity_limit:.2f} on, where chance makes that in at most "
             f"{percent(1 - self.level)} of cases. In words: sentence(number)."
         )
-        return Table(
-            f"{count(m, 'prediction')}: {counts}", columns, "\n".join([words, *self.notes, *([more] if more else [])])
-        )
+        note = "\n".join([words, *self.notes, *([more] if more else [])])
+        return Table(f"{count(len(self), 'prediction')}: {counts}", columns, note)
 
 
 def _listing(examples: Tensor) -> str:
@@ -259,28 +239,29 @@ def explain(
 ) -> Explanation:
     """Explain the predictions of one batch; see `Tracer.explain`."""
     ho, hec3 = _traces(fitted, inputs)
+    # What the model answers, how sure it is, and the training examples that look like the input to it.
     outputs, layers = outputs_and_layers(fitted, inputs, calibration.neighbours.names)
-    probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes)
-    average, effective, distances, candidates, check, near = _surroundings(calibration, layers, top, examples)
-    square = calibration.calibrated(average)
-    noise = calibration.noise(square, ambiguity)
     answers = predicted_classes(fitted, outputs, calibration.codes)
-    remote = calibration.remoteness(distances, candidates, answers)
+    probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes)
+    around = look_around(calibration, layers, top, examples)
+    # How much the labels of these examples contradict each other, and how far away they are.
+    square = calibration.expected_square(around.average)
+    noise = calibration.noise(square, ambiguity)
+    remote = calibration.distances.excess(around.distances, around.candidates, answers)
     found = Explanation(
         level=level,
         noise=noise,
         disagreement=calibration.in_unit(square),
         scarcity=calibration.scarcity(remote),
-        noise_p=calibration.noise_p(average, effective),
-        scarcity_p=torch.ones_like(remote),
+        noise_p=calibration.noise_p(around.average, around.effective),
+        scarcity_p=torch.ones_like(remote),  # set below: it depends on whether labels are noisy
         probability=probability,
         rare=calibration.has_rare_answer(answers, len(probability)),
         ambiguity=ambiguity,
-        ratio=divide(hec3, ho, 1.0),
         ho=ho,
         hec3=hec3,
-        check=check,
-        near=near,
+        check=around.check,
+        near=around.near,
         source=calibration.source(noise, remote, level),
         noise_limit=calibration.noise_limit,
         disagreement_limit=float(calibration.in_unit(square.new_tensor(calibration.limit))),
@@ -292,34 +273,39 @@ def explain(
     return replace(found, scarcity_p=calibration.scarcity_p(remote, ambiguity, found._noise_found))
 
 
-def _surroundings(calibration: Calibration, layers: Layers, top: int, examples: Tensor | None) -> tuple[Tensor, ...]:
-    """Averages (m,) of the squares around inputs and the effective numbers (m,) of examples in them, distances (m,).
+class Surroundings(NamedTuple):
+    """The training examples around inputs."""
 
-    Then the nearest examples (m, c) for these distances, as positions among those compared; the training examples that
-    add most to the average (m, t), and those with the largest weights (m, t).
-    """
+    average: Tensor  # (m,) of the squares of their labels
+    effective: Tensor  # (m,) effective number of examples in this average
+    distances: Tensor  # (m,) from the nearest of the candidates
+    candidates: Tensor  # (m, c) the most similar examples, as positions among those compared
+    check: Tensor  # (m, t) training examples that add most to the average
+    near: Tensor  # (m, t) training examples with the largest weights in it
+
+
+def look_around(calibration: Calibration, layers: Layers, top: int, examples: Tensor | None) -> Surroundings:
+    """Compare inputs with the training examples, as many at once as memory allows."""
     neighbours, squares = calibration.neighbours, calibration.squares
     rows, apart = neighbours.around.rows(layers), neighbours.apart.rows(layers)
     own = None if examples is None else neighbours.positions(examples)
-    parts = []
+    named, parts = min(top, len(squares)), []
     for some in torch.arange(len(rows), device=rows.device).split(max(1, COMPARED_AT_ONCE // len(squares))):
         itself = None if own is None else own[some]
         similar = neighbours.around.similarities(rows[some])
         candidates = most_similar(similar, CANDIDATES, itself)[1]
         weights = neighbours.weights(similar, itself)
         values = squares.to(weights)
-        named = min(top, len(squares))
-        parts.append(
-            (
-                (weights @ values).to(squares),
-                (1.0 / weights.square().sum(1)).to(squares),
-                neighbours.apart.distances(apart[some], candidates).to(squares),
-                candidates,
-                neighbours.index[largest(weights * values, named)[1]],
-                neighbours.index[largest(weights, named)[1]],
-            )
+        part = Surroundings(
+            average=(weights @ values).to(squares),
+            effective=(1.0 / weights.square().sum(1)).to(squares),
+            distances=neighbours.apart.distances(apart[some], candidates).to(squares),
+            candidates=candidates,
+            check=neighbours.index[largest(weights * values, named)[1]],
+            near=neighbours.index[largest(weights, named)[1]],
         )
-    return tuple(torch.cat(each) for each in zip(*parts, strict=True))
+        parts.append(part)
+    return Surroundings(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:

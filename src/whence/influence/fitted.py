@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy
@@ -156,19 +156,15 @@ def check_count(given: Any, name: str, instead: str = "", least: int = 1) -> Non
         )
 
 
-def whole_numbers(given: Any) -> list[int] | None:
-    """The numbers of a list or tensor; `None` unless all are whole numbers and there is at least one."""
+def read_numbers(given: Any, what: str, least: int, most: int) -> list[int]:
+    """The numbers of a list or tensor. Raises unless there are some, and all are whole ones from `least` to `most`."""
     listed = given.tolist() if isinstance(given, Tensor) and given.ndim == 1 else given
     several = isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) > 0
     if not several or not all(isinstance(one, Integral) and not isinstance(one, bool) for one in listed):
-        return None
+        raise InputError(f"expected {what} or a list of numbers such as [0, 3], got {given!r}.")
+    if wrong := [one for one in listed if not least <= one <= most]:
+        raise InputError(f"expected {what} or a list of numbers between {least} and {most}, got {wrong[0]}.")
     return [int(one) for one in listed]
-
-
-def check_level(given: Any) -> None:
-    """Raise unless a level lies between zero and one."""
-    if not isinstance(given, Real) or not 0.0 < float(given) < 1.0:
-        raise InputError(f"expected a level between 0 and 1, got {shortly(given)}. For 5 % of false alarms pass 0.95.")
 
 
 def check_ungrouped(fitted: Fitted) -> None:
@@ -313,12 +309,6 @@ def predicted_outputs(fitted: Fitted, outputs: Tensor) -> Tensor | None:
     return best + k * torch.arange(best.shape[1], device=outputs.device)
 
 
-def has_several_labels(fitted: Fitted) -> bool:
-    """Whether there are several outputs, each with its own yes-or-no label."""
-    likelihood = fitted.problem.likelihood
-    return likelihood.has_classes and not likelihood.couples_outputs and fitted.problem.width > 1
-
-
 def alignments(fitted: Fitted, inputs: Inputs) -> Alignments:
     """The alignments of `FittedCurvature.alignments`, in the precision of the problem."""
     dtype = fitted.problem.dtype
@@ -411,8 +401,7 @@ def training_examples(
     fitted: Fitted, index: Tensor, label: str | None = None
 ) -> Iterator[tuple[Tensor, Inputs, Tensor]]:
     """Yield (which of these training examples, their inputs, their targets), batch by batch; `label` names progress."""
-    problem = fitted.problem
-    for batch in problem.batches.read(None) if label is None else problem.read(label):
+    for batch in fitted.problem.batches.read(label):
         here = index[(index >= batch.start) & (index < batch.start + batch.size)]
         if len(here):
             rows = here - batch.start
@@ -435,12 +424,6 @@ def divide(numerator: Tensor, denominator: Tensor, otherwise: float) -> Tensor:
     """The ratio where the denominator is positive, and `otherwise` elsewhere."""
     ratio = numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny)
     return torch.where(denominator > 0, ratio, otherwise)
-
-
-def effective_number(shares: Tensor, otherwise: float) -> Tensor:
-    """(m,) effective number of examples, 1 / sum of squared shares (m, n); `otherwise` where all are zero."""
-    squares = shares.square().sum(1)
-    return divide(torch.ones_like(squares), squares, otherwise)
 
 
 def join_batches(results: Sequence[T]) -> T:

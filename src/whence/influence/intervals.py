@@ -16,9 +16,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from whence.data.batches import take
 from whence.estimators import observation_noise
-from whence.influence.fitted import Fitted, divide, evenly_spaced
+from whence.influence.fitted import Fitted, divide, evenly_spaced, training_examples
 from whence.results import Uncertainty
 
 LEVEL = 0.95
@@ -132,17 +131,12 @@ def left_out_variances(fitted: Fitted, index: Tensor) -> dict[str, Tensor]:
     An example loses its weight h in its own prediction; the weight of all others grows by 1 / (1 - h). Off-diagonal
     leverage between outputs is ignored. An approximate curvature behaves as if it did not contain the example.
     """
-    places = torch.zeros(fitted.problem.n, dtype=torch.bool, device="cpu")
-    places[index] = True
-    parts = []
-    for batch in fitted.problem.batches.read(None):
-        some = places[batch.rows].nonzero().squeeze(1)
-        if len(some):
-            parts.append(_variances(fitted.predict(take(batch.inputs, some.to(fitted.problem.device)))))
+    examples = index.to(fitted.problem.device)
+    parts = [_variances(fitted.predict(inputs)) for _, inputs, _ in training_examples(fitted, examples)]
     found = {name: torch.cat([part[name] for part in parts]) for name in ESTIMATORS}
     if fitted.loo.policy != "exact":
         return found
-    leverage = fitted.leverage[index.to(fitted.problem.device)].double().cpu().clamp(0.0, 1.0 - 1e-9)
+    leverage = fitted.leverage[examples].double().cpu().clamp(0.0, 1.0 - 1e-9)
     own = {"ho": fitted.sigma.diagonal().double().cpu(), "hec3": fitted.loo_residuals.double().cpu()[index].square()}
     left = {
         name: (found[name] - leverage.square() * square).clamp_min(0.0) / (1.0 - leverage).square()

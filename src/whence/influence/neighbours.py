@@ -11,10 +11,9 @@ With the kernel k(x, x') = exp((similarity - 1) / bandwidth), the prediction at 
     a = (K + I)^-1 k(x) = k(x) - U diag(s / (s + 1)) U^T k(x)
 
 with the eigenvalues s and eigenvectors U of K, of which the leading ones suffice. A training example without itself has
-a_i = -[(K + I)^-1]_ij / [(K + I)^-1]_jj. Labels count with weights a_i^2, as
-in the variance of this prediction. The scatter of all examples whitens. How far an input is from the examples is
-measured with their scatter around the mean of the same answer instead, so that directions in which inputs with the same
-answer hardly differ count more.
+a_i = -[(K + I)^-1]_ij / [(K + I)^-1]_jj. Labels count with weights a_i^2, as in the variance of this prediction. The
+scatter of all examples whitens. How far an input is from the examples is measured with their scatter around the mean of
+the same answer instead, so that directions in which inputs with the same answer hardly differ count more.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -30,44 +30,32 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from whence.data.batches import Inputs
-from whence.influence.fitted import Fitted, evenly_spaced, has_several_labels, predicted_outputs, training_examples
+from whence.influence.classes import Codes, predicted_classes
+from whence.influence.fitted import Fitted, evenly_spaced, training_examples
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.views import OutputView
 from whence.linalg import eigh, largest, solve_lower
 from whence.runtime.execution import partial_data_error
 
-COMPARED = 2000
-"""Number of training examples, evenly spaced, that inputs are compared with."""
-
+COMPARED = 2000  # training examples, evenly spaced, that inputs are compared with
+# Nearest training examples over which a distance is averaged, and how many nearest ones by the scatter of all examples
+# these are sought among.
 NEAREST, CANDIDATES = 5, 10
-"""Number of nearest training examples over which a distance is averaged, and how many nearest ones by the scatter of
-all examples these are sought among."""
-
-MOST_LAYERS, MOST_TREES = 8, 100
-"""Number of layers, or trees, evenly spaced, that are compared."""
-
+MOST_LAYERS, MOST_TREES = 8, 100  # layers, or trees, evenly spaced, that are compared
+# Inputs of a layer that are wider are projected at random to the first number of directions. Of these, the second
+# number with the largest variance are compared.
 WIDEST, LEADING = 1024, 128
-"""Inputs of a layer that are wider are projected at random to the first number of directions. Of these, the second
-number with the largest variance are compared."""
-
+# A layer's weight is this power of the share of the answers' variance that neighbours explain, judged by as many
+# examples. Layers with less weight are left out.
 TRUST, JUDGED, LEAST_WEIGHT = 4, 1000, 0.02
-"""A layer's weight is this power of the share of the answers' variance that neighbours explain, judged by as many
-examples. Layers with less weight are left out."""
-
-SAME = 1e-3
-"""Smallest distance between inputs on a sphere of radius one."""
-
+SAME = 1e-3  # smallest distance between inputs on a sphere of radius one
+# The bandwidth is so many times the median of how unlike, 1 - similarity, the last of an example's neighbours is; and
+# its lower bound.
 WIDTH, LEAST_BANDWIDTH = 3.0, 1e-4
-"""The bandwidth is so many times the median of how unlike, 1 - similarity, the last of an example's neighbours is; and
-its lower bound."""
-
+# Leading eigenvectors of the kernel matrix that the regression uses. On 2,400 images the averages of squares have a
+# correlation of at least .9995 with those by all eigenvectors.
 RANK = 128
-"""Number of leading eigenvectors of the kernel matrix that the regression uses. On 2,400 images the averages of squares
-have a correlation of at least .9995 with those by all eigenvectors."""
-
-COMPARED_AT_ONCE = 2**24
-"""Numbers (pairs of inputs and training examples) that are computed at once."""
-
+COMPARED_AT_ONCE = 2**24  # numbers (pairs of inputs and training examples) that are computed at once
 OUTPUTS = "outputs"
 
 Layers = Mapping[str, Tensor]
@@ -83,15 +71,12 @@ def outputs_and_layers(fitted: Fitted, inputs: Inputs, names: Sequence[str] | No
     inputs = inputs.inputs if isinstance(inputs, OutputView) else inputs
     found: dict[str, Tensor] = {}
 
-    def record(name: str, layer: nn.Module) -> torch.utils.hooks.RemovableHandle:
-        def keep(_: nn.Module, given: tuple[object, ...]) -> None:
-            if given and isinstance(given[0], Tensor) and given[0].is_floating_point() and given[0].dim() > 1:
-                found[name] = mean_over_positions(given[0], 1 if isinstance(layer, _ConvNd) else -1)
-
-        return layer.register_forward_pre_hook(keep)
+    def keep(name: str, layer: nn.Module, given: tuple[object, ...]) -> None:
+        if given and isinstance(given[0], Tensor) and given[0].is_floating_point() and given[0].dim() > 1:
+            found[name] = mean_over_positions(given[0], 1 if isinstance(layer, _ConvNd) else -1)
 
     hooks = [
-        record(name, layer)
+        layer.register_forward_pre_hook(partial(keep, name))
         for name, layer in network.model.named_modules()
         if any(parameter.dim() > 1 for parameter in layer.parameters(recurse=False))
         and (names is None or name in names)
@@ -134,13 +119,6 @@ class View(ABC):
     def similarities(self, rows: Tensor, near: Tensor | None = None) -> Tensor:
         """Similarities, at most one, of rows (m, d) with all training examples (m, s), or with some `near` (m, c)."""
 
-    def nearest(self, rows: Tensor, count: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(m, count) similarities with the most similar training examples, and which these are.
-
-        Inputs that are training examples, at the positions `own` (m,) or -1, are not compared with themselves.
-        """
-        return most_similar(self.similarities(rows), count, own)
-
     def distances(self, rows: Tensor, near: Tensor) -> Tensor:
         """(m,) distances of inputs from the nearest among some training examples (m, c), as chords of a sphere.
 
@@ -160,19 +138,12 @@ class View(ABC):
 class LayerView(View):
     """Unit vectors of every layer, scaled by the root of the layer's weight: products are mean cosines."""
 
-    layers: Mapping[str, Whitened]
-    roots: Mapping[str, float]  # of the weights, which sum to one
+    layers: Mapping[str, tuple[Whitened, float]]  # with the roots of their weights, which sum to one
     known: Tensor
-
-    @classmethod
-    def of(cls, layers: Mapping[str, Whitened], weights: Mapping[str, float], known: Layers) -> LayerView:
-        """From whitened layers, their weights, and the inputs of the layers for the training examples."""
-        view = cls(layers, {name: weight**0.5 for name, weight in weights.items()}, next(iter(known.values())))
-        return cls(view.layers, view.roots, view.rows(known))
 
     def rows(self, layers: Layers) -> Tensor:
         """(m, d), scaled to length one."""
-        return torch.cat([self.roots[name] * layer.unit(layers[name]) for name, layer in self.layers.items()], 1)
+        return unit_rows(self.layers, layers)
 
     def similarities(self, rows: Tensor, near: Tensor | None = None) -> Tensor:
         """(m, s), or (m, c)."""
@@ -259,6 +230,11 @@ class Whitened:
         return unit
 
 
+def unit_rows(whitened: Mapping[str, tuple[Whitened, float]], layers: Layers) -> Tensor:
+    """(m, d) unit vectors of whitened layers, each times the root of its weight."""
+    return torch.cat([root * layer.unit(layers[name]) for name, (layer, root) in whitened.items()], 1)
+
+
 def random_directions(size: int, count: int) -> Tensor:
     """(size, count) random directions, the same in every call, that keep lengths on average."""
     generator = torch.Generator("cpu").manual_seed(0)
@@ -280,14 +256,10 @@ class Neighbours:
     shrinkage: Tensor  # (r,) of their coefficients: s / (s + 1) for eigenvalues s
 
     @classmethod
-    def of(cls, fitted: Fitted, codes: tuple[float, float] | None) -> tuple[Neighbours, Tensor, Tensor | None]:
+    def of(cls, fitted: Fitted, codes: Codes) -> tuple[Neighbours, Tensor, Tensor | None]:
         """Compute them from the training data, within `using_model`.
 
         Also returns the outputs (s, ..., k) for these examples, and their predicted classes (s,), if there are any.
-
-        Args:
-            fitted: the fit.
-            codes: target values for other classes and for the class itself; `None` without classes.
         """
         index = evenly_spaced(fitted.counted.nonzero().squeeze(1), COMPARED)
         parts = [
@@ -298,28 +270,32 @@ class Neighbours:
             raise partial_data_error()
         outputs = torch.cat([outputs for outputs, _ in parts])
         answers = predicted_classes(fitted, outputs, codes)
+        around: View
+        apart: View
         if isinstance(fitted.problem.network.model, LeafSum):
-            leaves = LeafView(torch.cat([layers["leaves"] for _, layers in parts]))
-            return cls.between(index, leaves, leaves, ("leaves",)), outputs, answers
-        layers = joined_layers([layers for _, layers in parts])
-        first = next(iter(layers))
-        pairs = {name: Whitened.of(given, answers, codes is None or name == first) for name, given in layers.items()}
-        weights = layer_weights({name: pair[0].unit(layers[name]) for name, pair in pairs.items()}, outputs, answers)
-        around, apart = (LayerView.of({name: pairs[name][at] for name in weights}, weights, layers) for at in (0, 1))
-        return cls.between(index, around, around if answers is None else apart, tuple(weights)), outputs, answers
-
-    @classmethod
-    def between(cls, index: Tensor, around: View, apart: View, names: tuple[str, ...]) -> Neighbours:
-        """The regression on all examples."""
+            around = apart = LeafView(torch.cat([layers["leaves"] for _, layers in parts]))
+            names: tuple[str, ...] = ("leaves",)
+        else:
+            layers = joined_layers([layers for _, layers in parts])
+            first = next(iter(layers))
+            whitened = {
+                name: Whitened.of(some, answers, codes is None or name == first) for name, some in layers.items()
+            }
+            units = {name: pair[0].unit(layers[name]) for name, pair in whitened.items()}
+            weights = layer_weights(units, outputs, answers)
+            names = tuple(weights)
+            views = [{name: (whitened[name][at], weight**0.5) for name, weight in weights.items()} for at in (0, 1)]
+            around, apart = (LayerView(view, unit_rows(view, layers)) for view in views)
+        similar = around.similarities(around.known)
         itself, count = torch.arange(len(index), device=index.device), count_for(len(index))
-        values, nearest = around.nearest(around.known, max(count, CANDIDATES), itself)
+        values, nearest = most_similar(similar, max(count, CANDIDATES), itself)
         bandwidth = LEAST_BANDWIDTH
         if values.shape[1]:
             unlike = 1.0 - values[:, min(count, values.shape[1]) - 1]
             bandwidth = max(WIDTH * float(unlike.median()), bandwidth)
-        kernel = ((around.similarities(around.known) - 1.0) / bandwidth).double().exp()
-        sizes, vectors = (some[..., -RANK:].to(values.dtype) for some in eigh(kernel))
-        return cls(index, around, apart, names, nearest, bandwidth, vectors, sizes / (sizes + 1.0))
+        sizes, vectors = (some[..., -RANK:].to(values) for some in eigh(((similar - 1.0) / bandwidth).double().exp()))
+        found = cls(index, around, apart, names, nearest, bandwidth, vectors, sizes / (sizes + 1.0))
+        return found, outputs, answers
 
     @property
     def count(self) -> int:
@@ -348,7 +324,10 @@ class Neighbours:
 
 
 def most_similar(similar: Tensor, count: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `View.nearest`, from similarities (m, s)."""
+    """(m, count) similarities with the most similar training examples, and which these are, of all (m, s).
+
+    Inputs that are training examples, at the positions `own` (m,) or -1, are not compared with themselves.
+    """
     if own is not None:
         known = (own >= 0).nonzero().squeeze(1)
         similar = similar.index_put((known, own[known]), similar.new_tensor(-2.0))
@@ -391,21 +370,3 @@ def layer_weights(units: Mapping[str, Tensor], outputs: Tensor, answers: Tensor 
     least = LEAST_WEIGHT * sum(shares.values())
     shares = {name: share for name, share in shares.items() if share > least} or dict.fromkeys(units, 1.0)
     return {name: share / sum(shares.values()) for name, share in shares.items()}
-
-
-def predicted_classes(fitted: Fitted, outputs: Tensor, codes: tuple[float, float] | None) -> Tensor | None:
-    """(m,) the class that outputs (m, k) predict; `None` unless they are one choice among classes.
-
-    Args:
-        fitted: the fit.
-        outputs: outputs of the model.
-        codes: target values for other classes and for the class itself; `None` without classes.
-    """
-    if codes is None or has_several_labels(fitted) or outputs[0].numel() != outputs.shape[-1]:
-        return None
-    flat = outputs.reshape(len(outputs), -1)
-    if flat.shape[1] == 1:
-        middle = 0.0 if fitted.problem.likelihood.has_classes else sum(codes) / 2  # for logits, and for codes
-        return (flat.squeeze(1) > middle).long()
-    predicted = predicted_outputs(fitted, outputs)
-    return flat.argmax(1) if predicted is None else predicted.squeeze(1)

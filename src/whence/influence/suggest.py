@@ -67,8 +67,8 @@ class Suggestion(Shown):
         return Table(f"{len(self):,} {self.kind}, in this order", tuple(columns), more)
 
 
-def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] | None, budget: int) -> Suggestion:
-    """Inputs of a pool whose labels reduce the total variance most, one after the other.
+def label_first(fitted: Fitted, pool: Sequence[Inputs], budget: int) -> Suggestion:
+    """Inputs of a pool whose labels reduce the total variance of the pool most, one after the other.
 
     The variance is the Bayesian one, V = s^2 J F_lam^-1 J^T, which a label can only lower; Ho may rise with a label if
     the ridge kept it low. Adding an input z with Jacobian J_z changes products of any two inputs by
@@ -78,31 +78,22 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
     without training, since its label is not needed. With these updates, a greedy choice does not take two copies of one
     input while anything else would help more. For losses with a Hessian L = R R^T in the outputs, R^T V R replaces V: a
     label is worth L, and tr L V, summed over inputs, is twice the expected excess loss.
-
-    The variance of `test` is reduced, or that of the pool itself if `None`.
     """
     problem = fitted.problem
     p = sum(batch_size(batch, "the pool") for batch in pool)
     need = 4.0 * (p * problem.k) ** 2 * problem.outputs.element_size()
     problem.budget.require(need, f"the products of {p} inputs of the pool", "Pass a smaller pool.")
     roots = _hessian_roots(fitted, pool)
-    matrix = _products(fitted, pool, pool, roots, roots)  # V(pool, pool) / s^2, (p q, p q)
+    products = torch.cat([fitted.bread.products(batch, pool) for batch in pool])  # (p, k, p, k)
+    matrix = torch.einsum("mkq,mkpj,pjr->mqpr", roots, products, roots).flatten(0, 1).flatten(1)  # V / s^2, (p q, p q)
     check_variances(problem, {"the Laplace variance": matrix}, "the pool")
-    q = len(matrix) // p
-    targets, total = matrix, float(matrix.diagonal().sum())
-    if test is not None:
-        test_roots = _hessian_roots(fitted, test)
-        targets = _products(fitted, test, pool, test_roots, roots)
-        total = sum(
-            float(_products(fitted, [batch], [batch], some, some).diagonal().sum())
-            for batch, some in zip(test, test_roots.split([batch_size(one, "the test") for one in test]), strict=True)
-        )
+    q, total = len(matrix) // p, float(matrix.diagonal().sum())
     eye = torch.eye(q, dtype=matrix.dtype, device=matrix.device)
     available = torch.ones(p, dtype=torch.bool, device=matrix.device)
     found = []  # index, reduction, and the variance left
     for _ in range(min(budget, p)):
-        # the trace of V(T, z) (I + V(z, z))^-1 V(z, T) for every z, in units of the noise variance
-        columns = targets.reshape(-1, p, q)
+        # the trace of V(x, z) (I + V(z, z))^-1 V(z, x) over all x, for every z, in units of the noise variance
+        columns = matrix.reshape(-1, p, q)
         own = torch.diagonal(matrix.reshape(p, q, p, q), dim1=0, dim2=2).permute(2, 0, 1)  # (p, q, q)
         solved = torch.linalg.solve(own + eye, torch.einsum("tpi,tpj->pij", columns, columns))
         reductions = torch.diagonal(solved, dim1=1, dim2=2).sum(1)
@@ -113,9 +104,7 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
         found.append((best, float(reductions[best]) * fitted.noise_scale, max(total, 0.0) * fitted.noise_scale))
         at = slice(best * q, (best + 1) * q)
         gain = torch.linalg.solve(matrix[at, at] + eye, matrix[at])  # (q, p q)
-        updated = matrix - matrix[:, at] @ gain
-        targets = updated if test is None else targets - targets[:, at] @ gain
-        matrix = updated
+        matrix = matrix - matrix[:, at] @ gain
     index, score, left = zip(*found, strict=True)
     scores, totals = (torch.tensor(values, dtype=matrix.dtype, device="cpu") for values in (score, left))
     return Suggestion(torch.tensor(index, device="cpu"), scores, totals, "inputs to label")
@@ -135,12 +124,3 @@ def _hessian_roots(fitted: Fitted, batches: Sequence[Inputs]) -> Tensor:
         root = likelihood.hessian_root(outputs, expected)
         found.append(torch.ones_like(outputs).diag_embed() if root is None else root)
     return torch.cat(found)
-
-
-def _products(fitted: Fitted, some: Sequence[Inputs], others: Sequence[Inputs], left: Tensor, right: Tensor) -> Tensor:
-    """R^T J F_lam^-1 J'^T R' of some inputs with others, (m q, p q)."""
-    rows = []
-    for batch, roots in zip(some, left.split([batch_size(one, "the pool") for one in some]), strict=True):
-        products = fitted.bread.products(batch, others)  # (m, k, p, k)
-        rows.append(torch.einsum("mkq,mkpj,pjr->mqpr", roots, products, right).flatten(0, 1).flatten(1))
-    return torch.cat(rows)

@@ -14,7 +14,7 @@ from torch import Tensor
 from whence.data.batches import Batch, Inputs, batch_size
 from whence.display import percent
 from whence.errors import InputError
-from whence.influence.fitted import Fitted, leave_one_out_leverage, using_model, variance_terms
+from whence.influence.fitted import Fitted, for_each_batch, leave_one_out_leverage, using_model, variance_terms
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import few_at_once, largest_first
 from whence.results import frame
@@ -195,17 +195,19 @@ def class_names(fitted: Fitted) -> Sequence[Any] | None:
     return model.classes if isinstance(model, LeafSum) else None
 
 
-def squared_influence(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, int]:
-    """(n,) sum over a batch of |f(x) - f_(-i)(x)|^2, the terms of HeC3, and the size of the batch."""
-    total, count = torch.zeros(fitted.problem.n, dtype=fitted.problem.dtype, device=fitted.problem.device), 0
-    for _, terms in variance_terms(fitted, inputs):
-        total += terms.hec3.sum(0)
-        count += len(terms)
-    return total, count
+def squared_influence(fitted: Fitted, x: Any) -> tuple[Tensor, int]:
+    """(n,) sum over inputs of |f(x) - f_(-i)(x)|^2, the terms of HeC3, and how many inputs there are."""
+
+    def of_batch(inputs: Inputs, _: str) -> tuple[Tensor, int]:
+        sums = [(terms.hec3.sum(0), len(terms)) for _, terms in variance_terms(fitted, inputs)]
+        return torch.stack([total for total, _ in sums]).sum(0), sum(count for _, count in sums)
+
+    totals, counts = zip(*for_each_batch(fitted, x, of_batch), strict=True)
+    return torch.stack(totals).sum(0), sum(counts)
 
 
-def training_frame(fitted: Fitted, test: tuple[Tensor, int] | None) -> pandas.DataFrame:
-    """One row per training example; see `Tracer.training_frame`. `test` is `squared_influence` on test inputs."""
+def training_frame(fitted: Fitted, test: Any) -> pandas.DataFrame:
+    """One row per training example; see `Tracer.training_frame`."""
     suspicion = label_suspicion(fitted)
     columns = {
         "leverage": fitted.leverage.sum(1),
@@ -214,7 +216,7 @@ def training_frame(fitted: Fitted, test: tuple[Tensor, int] | None) -> pandas.Da
         "cook": cooks_distance(fitted),
     }
     if test is not None:
-        total, count = test
+        total, count = squared_influence(fitted, test)
         columns["test_influence"] = (total / count).sqrt()
         columns["test_share"] = total / total.sum().clamp_min(torch.finfo(total.dtype).tiny)
     for name, values in suggested_labels(fitted).items():

@@ -20,6 +20,7 @@ where c is how often each example counts and v its new residual at its new outpu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -37,8 +38,8 @@ from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import Likelihood
 from whence.linalg import smallest_singular_value
 
-NEWTON_STEPS, CONVERGED = 200, 1e-12  # most Newton steps, and the size of the last one relative to g
-ACCEPTED = 1e-6  # the same size if rounding ends Newton's method early, in float64
+NEWTON_STEPS, CONVERGED = 200, 1e-12  # most Newton steps, and the size of the last one relative to g, or to residuals
+ACCEPTED = 1e-6  # the same size if rounding ends Newton's method early, and a rounding error of new leverages; float64
 # The smallest part of a Newton step, and the share of a step by which the remainder must shrink. Otherwise a loss that
 # is flat on both sides of the solution, as with large logits, would be crossed back and forth for ever.
 SMALLEST_STEP, DECREASE = 1e-12, 1e-4
@@ -165,69 +166,80 @@ class Change:
 
 def prepare(fitted: Fitted, counts: Tensor, relabel: Mapping[int, Tensor]) -> Change:
     """Solve for a change: counts (n,) of the examples, and new targets as `read_change` returns them."""
-    problem, roots, residuals = fitted.problem, fitted.problem.hessian_roots, fitted.weighted_residuals
+    problem, residuals = fitted.problem, fitted.weighted_residuals
     k, n = problem.k, problem.n
     index = torch.tensor(sorted({*(counts != 1).nonzero().squeeze(1).tolist(), *relabel}), device=problem.device).long()
-    aligned, targets = _changed_examples(fitted, index)  # (s, k, n, k)
     s, count = len(index), counts[index].unsqueeze(1)
-    relabelled = residuals.clone()
-    for place, at in enumerate(index.tolist()):
-        if at in relabel and targets is not None:
-            targets[place] = relabel[at]
-            weight = 1.0 if problem.sample_weights is None else problem.sample_weights[at]
-            fresh = problem.likelihood.residuals(problem.outputs[at : at + 1], relabel[at].unsqueeze(0))[0]
-            relabelled[at] += weight * fresh - problem.residuals[at]
+    if not s:
+        nothing = residuals.new_zeros(0)
+        return Change(index, counts, nothing, nothing.reshape(0, k, 1), nothing.reshape(0, n * k), fitted.adjusted.hec3)
+    aligned, targets = _changed_examples(fitted, index, relabel)  # J_S F^-1 J^T, (s, k, n, k)
     own = aligned[:, :, index].reshape(s * k, s * k)  # Q
-    old_roots = problem.outputs.new_ones(s, k).diag_embed() if roots is None else roots[index]
-    u, signs = old_roots, (count - 1).expand(s, old_roots.shape[2])  # U, D
+    relabelled = _relabelled_residuals(fitted, relabel)
     solved = _solve_nonlinear(fitted, index, count, own, relabelled[index], targets)
-    if solved is not None:
-        roots = None if roots is None else roots.index_copy(0, index, solved.roots)
-        if bool((count > 0).any()):  # the new Hessian of a removed example counts nothing
-            signs = torch.cat([count.expand_as(signs), -torch.ones_like(signs)], 1)
-            u = torch.cat([solved.roots, old_roots], 2)
+    u, signs = _hessian_change(fitted, index, count, solved)
+    d = signs.reshape(-1, 1)
     seen = _times_blocks(u.mT, aligned.reshape(s * k, n * k))  # U^T J_S F^-1 J^T
-    inner = _times_blocks(u.mT, _times_blocks(u.mT, own).T).T  # U^T Q U
-    inner = torch.eye(len(inner), dtype=inner.dtype, device=inner.device) + signs.reshape(-1, 1) * inner
-    smallest = smallest_singular_value(inner) if s else 1.0
-    rounding = torch.finfo(inner.dtype).eps / min(smallest, 1.0)
+    inner = d * _times_blocks(u.mT, _times_blocks(u.mT, own).T).T  # D U^T Q U
+    inner.diagonal().add_(1.0)
+    rounding = torch.finfo(inner.dtype).eps / min(smallest_singular_value(inner), 1.0)
     if 8 * rounding > LARGEST_ROUNDING:
         raise _singular()  # only the removed examples determine some weights
-    downdate = _solve(inner, signs.reshape(-1, 1) * seen)
-    score = (count * relabelled[index] - residuals[index]).reshape(-1, 1)
+    downdate = _solve(inner, d * seen)
+    score = (count * relabelled[index] - residuals[index]).reshape(-1, 1)  # C e + (I + C) d
     one_step = score - _times_blocks(u, downdate.reshape(-1, n, k)[:, index].flatten(1) @ score)
     step = one_step.squeeze(1) if solved is None else solved.step
     output_change = torch.einsum("anj,a->nj", aligned.reshape(s * k, n, k), step)
     after = relabelled - times_hessian(output_change, problem.hessian_roots)
     rows = seen.reshape(-1, n, k)
     leverage_blocks = fitted.bread.leverage_blocks - torch.einsum("anj,anl->njl", rows, downdate.reshape(rows.shape))
-    errors = torch.full_like(counts, rounding)
-    if solved is not None:
-        after = after.index_copy(0, index, solved.residuals)
+    roots, least = problem.hessian_roots, torch.full_like(counts, rounding / LARGEST_ROUNDING)
+    if solved is not None and roots is not None:
+        roots, after = roots.index_copy(0, index, solved.roots), after.index_copy(0, index, solved.residuals)
         # new leverages are differences of old ones, which are larger by orders of magnitude if the old loss was flat
-        errors[index] += torch.finfo(own.dtype).eps * own.abs().max() * solved.roots.square().sum((1, 2))
-    if s:
-        _check_leverages(fitted, counts, roots, leverage_blocks, rounding, errors)
+        errors = torch.finfo(own.dtype).eps * own.abs().max() * solved.roots.square().sum((1, 2))
+        least[index] += errors / _accepted(own.dtype)
+    _check_leverages(fitted, counts, roots, leverage_blocks, rounding / LARGEST_ROUNDING, least)
     return Change(index, counts, step, u, downdate, fitted.loo.adjust(after, leverage_blocks, roots).hec3)
 
 
-def _changed_examples(fitted: Fitted, index: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Alignments of the changed examples with all (s, k, n, k), and their encoded targets, if all outputs are used."""
+def _relabelled_residuals(fitted: Fitted, relabel: Mapping[int, Tensor]) -> Tensor:
+    """(n, k) weighted residuals with the new labels, at the old outputs."""
+    problem, found = fitted.problem, fitted.weighted_residuals.clone()
+    for at, target in relabel.items():
+        weight = 1.0 if problem.sample_weights is None else problem.sample_weights[at]
+        fresh = problem.likelihood.residuals(problem.outputs[at : at + 1], target.unsqueeze(0))[0]
+        found[at] += weight * fresh - problem.residuals[at]
+    return found
+
+
+def _hessian_change(fitted: Fitted, index: Tensor, count: Tensor, solved: Solution | None) -> tuple[Tensor, Tensor]:
+    """U (s, k, q) and the diagonal of D (s, q): the Hessians of the changed examples change by U D U^T."""
+    roots = fitted.problem.hessian_roots
+    old = fitted.problem.outputs.new_ones(len(index), fitted.problem.k).diag_embed() if roots is None else roots[index]
+    signs = (count - 1).expand(-1, old.shape[2])
+    if solved is None or not bool((count > 0).any()):  # the new Hessian of a removed example counts nothing
+        return old, signs
+    return torch.cat([solved.roots, old], 2), torch.cat([count.expand_as(signs), -torch.ones_like(signs)], 1)
+
+
+def _changed_examples(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Alignments of the changed examples with all (s, k, n, k), and their new targets, if all outputs are used."""
     problem = fitted.problem
-    outputs = problem.outputs[index]
     need = len(index) * problem.k * problem.n * problem.k * problem.outputs.element_size()
     problem.budget.require(4.0 * need, f"a change of {len(index)} training examples", "Change fewer at once.")
-    known = fitted.bread.training_alignments(index) if len(index) else None
+    known = fitted.bread.training_alignments(index)
     found, given = [] if known is None else [known], []
     for _, inputs, targets in training_examples(fitted, index, "examples to change"):
         given.append(targets)
         if known is None:
             found += [aligned for _, aligned in whole_alignments(fitted, inputs)]
-    if not found:
-        return outputs.new_zeros(0, problem.k, problem.n, problem.k), None
     if not fitted.all_outputs:
         return torch.cat(found), None
-    return torch.cat(found), problem.likelihood.check_targets(torch.cat(given), outputs, "the changed examples").clone()
+    new = problem.likelihood.check_targets(torch.cat(given), problem.outputs[index], "the changed examples").clone()
+    for at, target in relabel.items():
+        new[index == at] = target
+    return torch.cat(found), new
 
 
 class Solution(NamedTuple):
@@ -268,12 +280,12 @@ def _solve_nonlinear(
 
     g = torch.zeros_like(own[0])
     change, new, gap = evaluate(g)
-    error = torch.inf
+    error, least = torch.inf, max(float(old_residuals.abs().max()), torch.finfo(g.dtype).tiny)
     for _ in range(NEWTON_STEPS):
         new_roots = roots_at(change)
         hessian_change = count.unsqueeze(2) * (new_roots @ new_roots.mT) - old_roots @ old_roots.mT  # C L' - L
         direction = _solve(eye + _times_blocks(hessian_change, own), gap)
-        error = float(direction.abs().max()) / max(float(g.abs().max()), torch.finfo(g.dtype).tiny)
+        error = float(direction.abs().max()) / max(float(g.abs().max()), least)
         if error <= CONVERGED:
             break
         size, trial = 1.0, evaluate(g - direction)
@@ -283,7 +295,7 @@ def _solve_nonlinear(
         if size <= SMALLEST_STEP:
             break
         g, (change, new, gap) = g - size * direction, trial
-    if not error <= max(ACCEPTED, torch.finfo(g.dtype).eps ** 0.5):
+    if not error <= _accepted(g.dtype):
         raise SingularCurvatureError(
             f"expected Newton's method to converge for the changed examples, got a last step of {error:.1e} of the "
             "whole change: the loss of examples with large logits is flat on both sides of the "
@@ -294,6 +306,11 @@ def _solve_nonlinear(
     return Solution(g, roots_at(change), new)
 
 
+def _accepted(dtype: torch.dtype) -> float:
+    """The largest relative error for which there is an answer."""
+    return max(ACCEPTED, math.sqrt(torch.finfo(dtype).eps))
+
+
 def _singular() -> SingularCurvatureError:
     return SingularCurvatureError(
         "expected a curvature that keeps its inverse after the change, got one without: the removed examples "
@@ -302,18 +319,18 @@ def _singular() -> SingularCurvatureError:
 
 
 def _check_leverages(
-    fitted: Fitted, counts: Tensor, roots: Tensor | None, leverage_blocks: Tensor, rounding: float, errors: Tensor
+    fitted: Fitted, counts: Tensor, roots: Tensor | None, leverage_blocks: Tensor, least_before: float, least: Tensor
 ) -> None:
     """Raise if examples determine their own predictions after the change, but did not before.
 
-    Leave-one-out residuals divide by one minus a leverage. After the change it has rounding errors (n,); before, the
-    `rounding` of a solve.
+    Leave-one-out residuals divide by one minus a leverage, which is rounding error below `least_before`, and below
+    `least` (n,) after the change.
     """
     before, after = (
         1 - torch.linalg.eigvalsh(hat_blocks(fitted.loo.within_units(one), some)).amax(1)
         for one, some in ((fitted.bread.leverage_blocks, fitted.problem.hessian_roots), (leverage_blocks, roots))
     )
-    lost = (counts > 0) & (after * LARGEST_ROUNDING < errors) & (before * LARGEST_ROUNDING >= rounding)
+    lost = (counts > 0) & (after < least) & (before >= least_before)
     if bool(lost.any()):
         raise SingularCurvatureError(
             f"expected remaining examples that support each other, got {int(lost.sum())} that determine their own "

@@ -131,7 +131,7 @@ def regions_to_collect(fitted: Fitted, traced: Traced, most: int) -> list[Action
     chosen = list(traced.inputs.select(torch.searchsorted(traced.chosen, pool).tolist()))
     batches = for_each_batch(fitted, chosen, lambda inputs, _: inputs)
     with using_model(fitted):
-        found = label_first(fitted, batches, None, most)
+        found = label_first(fitted, batches, most)
     total = float(traced.uncertainty.laplace.sum())
     pairs = zip(pool[found.index.cpu()].tolist(), found.score.tolist(), strict=True)
     return [Action("region", at, score / total) for at, score in pairs if score > 0 and total > 0]

@@ -133,7 +133,6 @@ def described(
     u = tracer.predict(inputs, outputs="predicted")
     traced = tracer.attribute(inputs, matrix=True, positions=list(range(len(tokens) - 1)))
     shares = traced.by([corpus.names[source] for source in corpus.source], "ho")
-    order = [shares.names.index(name) for name in corpus.names]
     assert u.chosen is not None
     assert u.chosen.index is not None
     assert u.chosen.probabilities is not None
@@ -145,7 +144,7 @@ def described(
         "probability": [None, *rounded(u.chosen.probabilities[0, :-1, 0])],
         "hec3": [None, *rounded(u.hec3[0, :-1, 0].sqrt())],
         "ho": [None, *rounded(u.ho[0, :-1, 0].sqrt())],
-        "shares": [None, *(rounded(row) for row in shares.share[:, order])],
+        "shares": [None, *(rounded(row) for row in torch.tensor(shares[list(corpus.names)].to_numpy()))],
         "own": {"sequence": own, **{name: place(traced.shares(name).matrix, own) for name in ("ho", "hec3")}},
     }
 

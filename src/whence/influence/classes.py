@@ -1,0 +1,104 @@
+"""What targets and outputs say about classes, for every loss that is used for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whence.influence.fitted import Fitted, predicted_outputs
+
+Codes = tuple[float, float] | None
+"""Target values for other classes and for the class itself; `None` if targets are not classes."""
+
+
+def class_codes(fitted: Fitted) -> Codes:
+    """Zero and one for one choice among classes, or for yes and no with one or more outputs.
+
+    Squared error on coded classes, such as zeros and a one, counts as classes too: two values, the larger one once in
+    every row, or a single output with two values.
+    """
+    problem = fitted.problem
+    if problem.likelihood.has_classes:
+        return (0.0, 1.0)
+    if problem.sketch is not None or not problem.likelihood.squared_error:
+        return None
+    targets = (problem.outputs + problem.unweighted(problem.residuals)).reshape(-1, problem.width)
+    targets = targets[fitted.counted.repeat_interleave(len(targets) // problem.n)].double()
+    if not len(targets):
+        return None
+    low, high = float(targets.min()), float(targets.max())
+    near = 1e-3 * (high - low)  # outputs may be in single precision
+    own, others = (targets - high).abs() <= near, (targets - low).abs() <= near
+    once = own.sum(1) == 1 if problem.width > 1 else own.sum(1) <= 1
+    coded = bool((once & (own | others).all(1)).all())
+    return (round(low, 6), round(high, 6)) if coded and high > low else None
+
+
+def has_several_labels(fitted: Fitted) -> bool:
+    """Whether there are several outputs, each with its own yes-or-no label."""
+    likelihood = fitted.problem.likelihood
+    return likelihood.has_classes and not likelihood.couples_outputs and fitted.problem.width > 1
+
+
+def class_labels(fitted: Fitted, codes: Codes) -> Tensor | None:
+    """(n,) the class of each training example; `None` unless each has exactly one that is known."""
+    problem = fitted.problem
+    if codes is None or not fitted.all_outputs or has_several_labels(fitted):
+        return None
+    targets = problem.likelihood.targets_of(problem.unweighted(problem.residuals), problem.outputs)
+    if targets is None:
+        return None
+    return (targets[:, 0] > sum(codes) / 2).long() if targets.shape[1] == 1 else targets.argmax(1)
+
+
+def predicted_classes(fitted: Fitted, outputs: Tensor, codes: Codes) -> Tensor | None:
+    """(m,) the class that outputs (m, k) predict; `None` unless they are one choice among classes."""
+    if codes is None or has_several_labels(fitted) or outputs[0].numel() != outputs.shape[-1]:
+        return None
+    flat = outputs.reshape(len(outputs), -1)
+    if flat.shape[1] == 1:
+        middle = 0.0 if fitted.problem.likelihood.has_classes else sum(codes) / 2  # for logits, and for codes
+        return (flat.squeeze(1) > middle).long()
+    predicted = predicted_outputs(fitted, outputs)
+    return flat.argmax(1) if predicted is None else predicted.squeeze(1)
+
+
+def predicted_probability(
+    fitted: Fitted, outputs: Tensor, codes: Codes, examples: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(m,) probability of the predicted class, and how often two labels drawn from the network's probabilities differ.
+
+    For outputs (m, ..., k); `nan` without classes. The mean over positions, and over outputs with their own labels. If
+    the inputs are training `examples` (m,), each is predicted by the fit without it, if that is known.
+    """
+    problem, likelihood = fitted.problem, fitted.problem.likelihood
+    if codes is None:
+        none = torch.full((len(outputs),), float("nan"), dtype=problem.dtype, device=outputs.device)
+        return none, none
+    flat, apart = outputs.reshape(-1, outputs.shape[-1]).double(), codes[1] - codes[0]
+    p = likelihood.probabilities(flat) if likelihood.has_classes else (flat - codes[0]) / apart
+    if examples is not None and problem.sketch is None:
+        p = p + ((fitted.residuals[examples] - fitted.loo_residuals[examples]) / apart).reshape(p.shape)
+    if likelihood.has_classes and not likelihood.couples_outputs:
+        p = p.clamp(0.0, 1.0)
+        best, differ = torch.maximum(p, 1 - p).mean(1), (2 * p * (1 - p)).mean(1)
+    else:
+        p = nearest_probabilities(torch.cat([p, 1 - p], 1) if p.shape[1] == 1 else p)
+        best, differ = p.amax(1), 1 - p.square().sum(1)
+    both = torch.stack([best, differ]).reshape(2, len(outputs), -1).mean(2).to(problem.dtype)
+    return both[0], both[1]
+
+
+def nearest_probabilities(values: Tensor) -> Tensor:
+    """(m, k) probabilities nearest to values (m, k): not negative, with sum one.
+
+    Examples:
+        >>> nearest_probabilities(torch.tensor([[1.2, 0.1, -0.1], [0.6, 0.5, 0.2]]))
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.5000, 0.4000, 0.1000]])
+    """
+    ordered = values.sort(dim=1, descending=True).values
+    excess = (ordered.cumsum(1) - 1.0) / torch.arange(1, values.shape[1] + 1, device=values.device)
+    last = (ordered > excess).sum(1, keepdim=True) - 1
+    found: Tensor = (values - excess.gather(1, last)).clamp_min(0.0)
+    return found
