@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from whence.curvature import Groups, Structure
-from whence.curvature.accumulate import LayerGradients
-from whence.curvature.base import NO_GROUPS, AdditiveStructure, times_hessian
-from whence.curvature.cost import measure_sizes, step_seconds, usual_seconds
+from whence.curvature.base import NO_GROUPS, times_hessian
 from whence.curvature.plan import require_plan
 from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ, length
@@ -30,7 +26,7 @@ from whence.jacobian.linearization import LEAST_MEMORY, Linearization, default_c
 from whence.jacobian.network import Choice, Network, Selection, follow_own_loss, select, unwrap
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
-from whence.runtime.execution import Execution, Passes, Progress, clock
+from whence.runtime.execution import Execution, Passes, Progress
 from whence.runtime.memory import Budget, is_full, readable
 from whence.runtime.model_state import check_model, fingerprint, preserved, rounded_products
 from whence.runtime.processes import ProcessGroup
@@ -179,14 +175,13 @@ def run_fit(
         selection = _inspect_first_batch(network, batches, options)
         budget = _prepare_passes(batches, model, options, selection)
         columns = default_columns(network, batches) if options.columns == 0 else options.columns
-        smaller = ""
         if columns is not None:
             first = batches.first()
             sizes = (columns + 1, first.targets[0].numel(), (length(batches.loader) or 1) * first.size)
-            smaller = require_plan(options.structure, network, selection, first.inputs, *sizes, budget)
+            require_plan(options.structure, network, selection, first.inputs, *sizes, budget)
         planned = (options.likelihood, options.execution, budget, columns, options.execution.seed)
         problem = linearize(network, selection, batches, *planned)
-        tracer = _fit_within_memory(options, problem, fingerprints, smaller)
+        tracer = _fit_within_memory(options, problem, fingerprints)
         if batches.passes.shared:  # afterwards this process works alone, and the data of the others are elsewhere
             gathered = processes.all_gather_object("the fingerprints of the data", batches.fingerprints)
             batches.fingerprints[:] = [one for each in gathered for one in each]
@@ -246,13 +241,8 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
     return Budget(batches.device, limit)
 
 
-def _fit_within_memory(
-    options: FitOptions, planned: Linearization, fingerprints: Mapping[str, int], instead: str
-) -> Tracer:
-    """Fit. If the device runs out of memory, plan with less, and then use smaller chunks.
-
-    `instead` says what needs less memory, if something does.
-    """
+def _fit_within_memory(options: FitOptions, planned: Linearization, fingerprints: Mapping[str, int]) -> Tracer:
+    """Fit. If the device runs out of memory, plan with less, and then use smaller chunks."""
     keeps_plan = planned.passes.checkpointed or not planned.passes.process_group.alone
     problem, before, full, least = planned, planned, "", LEAST_MEMORY
     while True:
@@ -282,8 +272,8 @@ def _fit_within_memory(
             raise TooLargeError(
                 f"expected the fit to take {readable(planned.budget.limit)} at most on {planned.device}, got out of "
                 f"memory ({full}){'' if problem is planned else ', with smaller chunks as well'}. {why}"
-                f"{instead or 'Select fewer parameters.'} Or use fewer columns (hessian_columns=...), smaller batches, "
-                "a smaller max_memory or chunk_size."
+                "Select fewer parameters, use a sketch, fewer columns (hessian_columns=...), smaller batches, or a "
+                "smaller max_memory or chunk_size."
             )
         problem = smaller
 
@@ -308,7 +298,6 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
         ridge, source = options.ridge, "given"
     by_loo = ridge is None and problem.hessian_roots is not None
     structure, why = options.structure.resolve(problem, ridge)
-    _announce(problem, structure, by_loo)
     problem = replace(problem, precision=options.execution.precision if structure.tf32 else "float32")
     members = None if options.groups is None else Groups.of(options.groups, problem)
     loo = LeaveOneOut(problem, options.policy, options.recenter, options.loo, members)
@@ -326,32 +315,6 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
         factor, none = hc1_factor(problem, bread, groups), Diagnostics(())
         tracer = Tracer(problem, loo=loo, hc1_factor=factor, diagnostics=none, fingerprints=fingerprints, **found)
         return replace(tracer, diagnostics=Diagnostics((chosen, *_diagnose(tracer, source))))
-
-
-SHORT = 5e7  # numbers in all gradients (examples x outputs x weights) below which the time of a fit is not estimated
-LASTS = 5.0  # fits that take at least so many seconds are announced
-
-
-def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> None:
-    """Print the time and memory that a long fit on a CPU will take, before it starts."""
-    small = problem.n * problem.k * problem.selection.size < SHORT
-    if small or type(structure).cost is Structure.cost or not problem.progress.enabled or problem.device.type != "cpu":
-        return
-    start = time.perf_counter()
-    first = problem.batches.first()
-    read = time.perf_counter()
-    with torch.no_grad():
-        problem.network(first.inputs)
-    reading, forward = (read - start) / first.size, (time.perf_counter() - read) / first.size
-    layers = isinstance(structure, AdditiveStructure) and not isinstance(problem.network.model, LeafSum)
-    stream = LayerGradients(problem) if layers else None
-    cost = structure.cost(measure_sizes(problem, stream, first.inputs, problem.n, first.size))
-    seconds = sum(step_seconds(cost, problem.n, usual_seconds(problem.k, reading, forward)).values())
-    if seconds >= LASTS:
-        most = "up to" if cost.bounded else "about"
-        more = '; ridge="loo" then tries about ten ridges, each of which takes about as long' if by_loo else ""
-        words = f"{cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}{more}"
-        problem.progress.say(f"whence: {words}")
 
 
 SHARES = {

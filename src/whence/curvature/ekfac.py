@@ -11,7 +11,7 @@ from torch import Tensor
 
 from whence.curvature.accumulate import LayerGradients, decomposition_bytes, factor_sides, sums_bytes
 from whence.curvature.base import AdditiveStructure, MeatRoots
-from whence.curvature.cost import Cost, ProblemSizes, Work
+from whence.curvature.cost import EIGENVECTORS, Cost, ProblemSizes, Work
 from whence.curvature.kronecker import (
     KroneckerFactors,
     Spectrum,
@@ -179,23 +179,23 @@ def spectral_cost(
     sizes: ProblemSizes, name: str, factors: bool = True, two_bases: bool = False, bounded: bool = False
 ) -> Cost:
     """Cost of sums of squares in a Kronecker eigenbasis, or without factors; meats may have their own basis."""
-    stages, steps, bases = factor_cost(sizes) if factors else ({}, {}, 0.0)
-    rotations, squares = sizes.rotations if factors else 0.0, 2.0 * sizes.k * sizes.d
-    sums = sums_bytes(sizes.d, sizes.d, sizes.working)
-    if two_bases:
-        bases, sums = 3.0 * bases, sums + 8.0 * 4 * sizes.d
-    stages["sums and weights"] = bases + sums + sizes.layer_bytes + sizes.example_bytes
-    for step, sets in (("eigenvalues", 2.0), ("leverages and meats", 1.0 + 3.0 / sizes.k)):
-        steps[step] = Work(read=sizes.n, layers=sizes.n, working=sizes.n * (rotations + sets * squares))
-    certain = ("factors", "eigenvectors") if bounded else ()
-    return Cost(name, stages, steps, Work(layers=1.0, working=rotations + 7.0 * squares), bounded, certain=certain)
+    peak, bases, operations = factor_cost(sizes) if factors else (0.0, 0.0, 0.0)
+    sums = sums_bytes(sizes.d, sizes.d, sizes.working) + (32.0 * sizes.d if two_bases else 0.0)
+    rotations = sizes.rotations if factors else 0.0
+    each = 2.0 * rotations + (3.0 + 3.0 / sizes.k) * sizes.squares
+    return Cost(
+        name,
+        memory=max(peak, (3.0 if two_bases else 1.0) * bases + sums + sizes.layer_bytes + sizes.example_bytes),
+        fit=Work(layers=(3.0 if factors else 2.0) * sizes.n, operations=operations + sizes.n * each),
+        prediction=Work(layers=1.0, operations=rotations + 7.0 * sizes.squares),
+        least=peak if bounded else None,
+    )
 
 
-def factor_cost(sizes: ProblemSizes) -> tuple[dict[str, float], dict[str, Work], float]:
-    """Bytes and work of the Kronecker factors and of their eigendecomposition, and bytes of the eigenvectors."""
+def factor_cost(sizes: ProblemSizes) -> tuple[float, float, float]:
+    """Bytes at the peak of factors and eigenvectors, bytes of the eigenvectors alone, and operations."""
     sides = factor_sides(sizes.blocks)
     total = sum(8.0 * count * side**2 for count, side in sides)
     cubes = sum(count * float(side) ** 3 for count, side in sides)
-    stages = {"factors": total + sizes.layer_bytes, "eigenvectors": decomposition_bytes(sizes.blocks)}
-    factors = Work(read=sizes.n, layers=sizes.n, working=sizes.n * sizes.rotations)
-    return stages, {"factors": factors, "eigenvectors": Work(cubes=cubes)}, total * sizes.working / 8
+    peak = max(total + sizes.layer_bytes, decomposition_bytes(sizes.blocks))
+    return peak, total * sizes.working / 8, sizes.n * sizes.rotations + EIGENVECTORS * cubes

@@ -18,16 +18,16 @@ from torch.nn import functional as F
 
 from whence.curvature.accumulate import CACHE_SHARE, Cotangents, TrainingRows, setting_aside
 from whence.curvature.base import FeatureStructure, MeatRoots, Meats, Predicted, RidgePath, Structure, singular
-from whence.curvature.cost import Cost, ProblemSizes, Work
+from whence.curvature.cost import EIGENVECTORS, Cost, ProblemSizes, Work
 from whence.curvature.exact import Auto
 from whence.curvature.primal import (
     FittedPrimal,
     PrimalSandwich,
     Whitening,
+    algebra_bytes,
     algebra_operations,
-    algebra_stages,
+    kept_bytes,
     primal_bytes,
-    rows_in_cache,
 )
 from whence.data.batches import Inputs
 from whence.errors import InputError
@@ -259,18 +259,17 @@ class LeafCore(FeatureStructure):
         r = max(1, min(self._wanted(sizes.d, 1, sizes.limit), sizes.d, sizes.numbers))
         sample, square = min(sizes.n, SAMPLE / sizes.k), float(r) ** 2
         gather = GATHER * sizes.entries * r  # for each row
-        kept = rows_in_cache(float(sizes.numbers) * r * sizes.item, sizes.limit - primal_bytes(r))
-        rows, basis = (4.0 * sizes.numbers * r if kept else 0.0), 8.0 * sizes.d * r
-        algebra = algebra_stages(sizes, r, rows, 3.0 * min(ROW_BYTES, 4.0 * sizes.numbers * r))
+        rows = kept_bytes(sizes, r, 4, primal_bytes(r))
+        algebra = algebra_bytes(sizes, r, rows, 3.0 * min(ROW_BYTES, 4.0 * sizes.numbers * r))
+        directions = 50.0 * sample * sizes.entries + sizes.d * (LEAF_BYTES * r + 32.0 * SUMS)
         search = (2 * ITERATIONS + 2) * sample * gather + 12.0 * (ITERATIONS + 1) * sizes.d * square
-        stages = {"directions": 50.0 * sample * sizes.entries + sizes.d * (LEAF_BYTES * r + 32.0 * SUMS)}
-        stages |= {stage: basis + size for stage, size in algebra.items()}
-        steps = {
-            "directions": Work(algebra=search, cubes=float(r) ** 3),
-            "rows": Work(read=sizes.n, algebra=sizes.n * gather * (1.0 if kept else 4.0)),
-            "algebra": Work(algebra=algebra_operations(sizes, r)),
-        }
-        return Cost(self.name, stages, steps, Work(forward=1.0, algebra=2.0 * gather + 16.0 * sizes.k * square))
+        reading = sizes.n * gather * (1.0 if rows else 4.0)
+        return Cost(
+            self.name,
+            memory=max(directions, 8.0 * sizes.d * r + algebra),
+            fit=Work(operations=search + EIGENVECTORS * r * square + reading + algebra_operations(sizes, r)),
+            prediction=Work(operations=2.0 * gather + 16.0 * sizes.k * square),
+        )
 
 
 def leading_directions(problem: Linearization, model: LeafSum, count: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -557,16 +557,18 @@ class PrimalSandwich(Sandwich):
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 
-def algebra_stages(sizes: ProblemSizes, r: int, rows: float, chunk: float) -> dict[str, float]:
-    """Bytes in each stage of the algebra on r features: `rows` bytes stay in memory, `chunk` bytes are transient."""
+def kept_bytes(sizes: ProblemSizes, r: int, item: int, needed: float) -> float:
+    """Bytes of r features of all training examples, if they stay in memory beside the `needed` bytes, else zero."""
+    held = sizes.numbers * r <= CACHE_SHARE * max(sizes.limit - needed, 0.0) / sizes.item
+    return float(sizes.numbers) * r * item if held else 0.0
+
+
+def algebra_bytes(sizes: ProblemSizes, r: int, rows: float, chunk: float) -> float:
+    """Bytes at the peak of the algebra on r features: `rows` bytes stay in memory, `chunk` bytes are transient."""
     square = float(r) ** 2 * sizes.item
     tall = (sizes.n * (sizes.q or sizes.k) + r) * float(r) * sizes.item
     factor = 2.6 * tall + 3.0 * square if rows and r <= QR_SIZE else 6.0 * square
-    return {
-        "rows and curvature": rows + 2.0 * square + chunk,
-        "factor": rows + factor,
-        "leverages and meats": rows + 7.0 * square + chunk + sizes.example_bytes,
-    }
+    return rows + max(factor, 7.0 * square + chunk + sizes.example_bytes)
 
 
 def algebra_operations(sizes: ProblemSizes, r: int) -> float:
@@ -574,8 +576,3 @@ def algebra_operations(sizes: ProblemSizes, r: int) -> float:
     tall = 1.2 * sizes.numbers * float(r) ** 2  # a symmetric product
     known = bool(sizes.q) or sizes.k == 1  # the meat of Ho follows from the curvature
     return tall * (2.0 + 6.0 / sizes.k + (0.0 if known else 2.0)) + 4.0 * float(r) ** 3
-
-
-def rows_in_cache(rows: float, limit: float) -> bool:
-    """Whether the rows of the training set stay in memory."""
-    return rows <= CACHE_SHARE * max(limit, 0.0)
