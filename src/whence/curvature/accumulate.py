@@ -134,8 +134,8 @@ class LayerChunk:
     kept: bool = False  # whether it is cached, or held until the next chunk is there
     in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
 
-    def views(self, bases: Sequence[Basis] | None, problem: Linearization, reads: int = 1) -> list[BasisView]:
-        """Every block in its basis, to be read `reads` times. A chunk that is not kept drops its gradients."""
+    def views(self, bases: Sequence[Basis] | None, problem: Linearization) -> list[BasisView]:
+        """Every block in its basis. A chunk that is not kept drops its gradients."""
         if bases is None:
             found = [BasisView(tangent, Basis(tangent.block)) for tangent in self.tangents]
             if not self.kept:
@@ -148,7 +148,7 @@ class LayerChunk:
         rounded = products_are_rounded(problem.device)
         coarse = rounded and problem.gradients_are_half
         pairs = zip(self.tangents, bases, strict=True)
-        found = [BasisView(tangent, basis, rounded, coarse=coarse, reads=reads) for tangent, basis in pairs]
+        found = [BasisView(tangent, basis, rounded, coarse) for tangent, basis in pairs]
         self.tangents.clear()
         if not self.kept:
             return found
@@ -195,7 +195,7 @@ class LayerGradients:
         """Make one pass over the training data; `last` says that no later pass of the fit reads these gradients."""
         read = self._read(sums.label, sums.cotangents, sums.count, sums.state, sums.given, sums.every, last)
         for chunk in read:
-            gradients = ChunkGradients(chunk.views(sums.bases, self.problem, sums.reads), sums.reads)
+            gradients = ChunkGradients(chunk.views(sums.bases, self.problem), sums.reads)
             sums.add(chunk.where, gradients)
             del gradients, chunk  # the next one needs the memory
         return sums

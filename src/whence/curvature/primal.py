@@ -75,7 +75,7 @@ class Projected:
             parts = rows.split([len(index) for index in self.indices], 2)
             for tangent, basis, index, into in zip(chunk.tangents, self.bases, self.indices, parts, strict=True):
                 if len(index):
-                    into.copy_(BasisView(tangent, basis, measured=False).coordinates(index))
+                    into.copy_(BasisView(tangent, basis).coordinates(index))
             yield chunk.where, rows
             del rows, parts, into, chunk  # the next chunk needs the memory
 

@@ -320,7 +320,7 @@ class OuterProducts:
     a_inside: Tensor  # (n, x) coordinates
     a_outside: Tensor  # (n, i)
     g_inside: Tensor  # (n, c, y) coordinates
-    g_outside: Tensor  # (n, c, o), or coordinates along a complement of the basis
+    g_outside: Tensor  # (n, c, o)
 
     @classmethod
     def of(cls, tangents: Sequence[Tangent], basis: Basis, dtype: torch.dtype) -> OuterProducts:
@@ -328,16 +328,16 @@ class OuterProducts:
         outer = [one for one in tangents if isinstance(one, Kronecker)]
         a = torch.cat([raised(one.inputs()).flatten(1) for one in outer]).to(dtype)
         g = torch.cat([raised(one.grads()).flatten(2) for one in outer]).to(dtype)
-        return cls(a, *_split(a, basis.inputs), *_split(g, basis.outputs, basis.output_complement))
+        return cls(a, *_split(a, basis.inputs), *_split(g, basis.outputs))
 
 
-def _split(rows: Tensor, basis: Tensor | None, complement: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Coordinates of rows (..., i) in a basis (1, i, x), and the part outside it, along a complement if given."""
+def _split(rows: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Coordinates of rows (..., i) in a basis (1, i, x), and the part outside it."""
     if basis is None:
         return rows, torch.zeros_like(rows)
     columns = basis[0].to(rows.dtype)
     inside = rows @ columns
-    return inside, rows - inside @ columns.T if complement is None else rows @ complement.to(rows.dtype)
+    return inside, rows - inside @ columns.T
 
 
 @dataclass(frozen=True)
