@@ -449,12 +449,11 @@ class TrainingRows:
             self._mapped = on_disk(problem.passes.scratch, shape, working_precision(problem))
             features.notes.append(f"features of the training examples are on disk, {readable(self._mapped.nbytes)}")
         self._cached: list[tuple[slice, Tensor]] = []  # all rows of this process, or none
-        self._everywhere = problem.passes.process_group.alone
 
     @property
     def complete(self) -> bool:
         """Whether the rows of all training examples are in the memory of this process."""
-        return self.in_memory and self._everywhere
+        return self.in_memory and self.problem.passes.process_group.alone
 
     def read(
         self, label: str, state: State | None = None, given: Sequence[Tensor] = ()
@@ -467,7 +466,7 @@ class TrainingRows:
             if state is not None:
                 known = problem.dependencies(given)
                 pieces = problem.passes.over(pieces, lambda item: item[0], label, state, known, resumable=False)
-            elif problem.passes.closed and not self._everywhere:
+            elif problem.passes.closed:
                 raise partial_data_error()
             for where, rows in pieces:
                 yield where, rows
@@ -504,20 +503,6 @@ class TrainingRows:
                     check_gradients(checked)
                 yield where, rows
         check_gradients(checked)
-
-    def bring_together(self) -> None:
-        """Gather the rows of all processes in every process."""
-        if self._everywhere:
-            return
-        process_group, problem = self.problem.passes.process_group, self.problem
-        need = 2.0 * problem.n * problem.k * self.features.size * problem.outputs.element_size()
-        problem.budget.require(
-            need, "the gradients of all training examples in each process", "Use Exact(road='primal'), or one process."
-        )
-        found = [rows for _, rows in self.read("rows")]
-        everything = process_group.all_gather(torch.cat(found) if found else None, "rows", problem.device)
-        self._cached, self._everywhere, self.in_memory = [(slice(0, problem.n), everything)], True, True
-        self._mapped = None
 
     def of_groups(
         self,

@@ -126,7 +126,6 @@ class FittedDual(AlignedCurvature):
     def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedDual:
         """Assemble the kernel, factor it, and compute the leverages from it."""
         rows = TrainingRows(problem, features)
-        rows.bring_together()  # every pair of examples is needed
         (kernel, inner_weights), path = rows.kernel(), None
         if ridge is None:
             path = path_from_kernel(kernel, problem.residuals + inner_weights, problem, features.notes)

@@ -38,7 +38,7 @@ class ProblemSizes:
     example_bytes: float = 0.0  # of residuals, leverages and weights of the training examples
     scratch: bool = False  # whether features that do not fit in memory are kept on disk
     entries: int = 0  # nonzero entries in an example's gradients if they are sparse: one for each tree
-    dual: bool = True  # whether the kernel is allowed; it is not a sum over examples, as checkpoints need
+    dual: bool = True  # whether the kernel is allowed: it is no sum over examples, as checkpoints and processes need
 
     @classmethod
     def of(cls, problem: Linearization) -> ProblemSizes:
@@ -54,7 +54,7 @@ class ProblemSizes:
             limit=problem.budget.limit,
             device=problem.device,
             row_chunk=min(problem.jacobian().chunk(problem.k), problem.n),
-            dual=not problem.passes.checkpointed,
+            dual=not (problem.passes.checkpointed or problem.passes.shared),
         )
 
     @property

@@ -58,19 +58,17 @@ class Exact(Structure):
         """True except on the matrix-free road, which would solve for every pair of members."""
         return self.road != "matrix_free"
 
-    additive = takes_groups  # the matrix-free road reads all data for every example
+    @property
+    def additive(self) -> bool:  # type: ignore[override]  # it depends on the road
+        """Whether its passes are sums over examples: the dual road is made of all pairs of them."""
+        return self.road in ("auto", "primal")
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
         """Choose the road, check that it fits in memory, and take it."""
-        numbers, size = problem.n * problem.k, problem.selection.size
-        road = self._road(numbers, size, ridge)
-        if road == "dual" and problem.passes.checkpointed:
-            raise InputError(
-                "expected a structure of sums over examples with a checkpoint, got the dual road, which is made of "
-                f"all pairs of {problem.n} examples. Use Exact(road='primal'), 'core', 'ekfac' or 'sketch'."
-            )
-        if ridge == 0 and numbers < size:
-            raise singular(0.0, size - numbers, size)
+        sizes = ProblemSizes.of(problem)
+        road = self._road(sizes, ridge)
+        if ridge == 0 and sizes.numbers < sizes.d:
+            raise singular(0.0, sizes.d - sizes.numbers, sizes.d)
         if ridge == 0 and road != "primal":
             raise SingularCurvatureError(
                 f'expected ridge > 0 for the {road} road, got 0. Use Exact(road="primal"), which checks that the '
@@ -83,7 +81,6 @@ class Exact(Structure):
                     'Use Exact(road="dual") or Exact(road="primal"), or whence.ridge_from_weight_decay.'
                 )
             return FittedIterative.fit(problem, ridge, self.tolerance, self.iterations)
-        sizes = ProblemSizes.of(problem)
         need = matrix_bytes(sizes, road)
         left = setting_aside(problem, need, f"the exact structure ({road} road)", _instead(problem, sizes))  # for rows
         algebra: type[FittedPrimal | FittedDual] = FittedPrimal if road == "primal" else FittedDual
@@ -93,15 +90,15 @@ class Exact(Structure):
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
-        road = self._road(sizes.numbers, sizes.d, None)
+        road = self._road(sizes, None)
         costs = {"primal": _primal_cost, "dual": _dual_cost, "matrix_free": _matrix_free_cost}
         return costs[road](sizes, f"exact ({road.replace('_', '-')} road)")
 
-    def _road(self, numbers: int, size: int, ridge: float | None) -> Road:
-        """The road with the smaller matrix: d `size` or n k `numbers`. The dual needs a ridge."""
+    def _road(self, sizes: ProblemSizes, ridge: float | None) -> Road:
+        """The road with the smaller matrix. The dual needs a ridge, and all examples in one process."""
         if self.road != "auto":
             return self.road
-        return "primal" if size <= numbers or ridge == 0 else "dual"
+        return "dual" if sizes.numbers < sizes.d and sizes.dual and ridge != 0 else "primal"
 
 
 def matrix_bytes(sizes: ProblemSizes, road: Road) -> float:
