@@ -77,18 +77,18 @@ def disentanglement(seed: int) -> Study:
 
 STUDIES: dict[str, list[Study]] = {
     "verdicts": [
-        verdicts("cifar-10", range(380, 383), 35),
-        verdicts("cifar-10, ViT", range(380, 383), 35),
-        verdicts("cifar-10", range(383, 385), 35),
-        verdicts("cifar-10, ViT", range(383, 385), 35),
-        verdicts("fashion-mnist", range(380, 385), 5),
-        verdicts("cifar-10, squared error", range(380, 383), 35),
-        verdicts("cifar-10, squared error", range(383, 385), 35),
+        verdicts("cifar-10", range(390, 393), 35),
+        verdicts("cifar-10, ViT", range(390, 393), 35),
+        verdicts("cifar-10", range(393, 395), 35),
+        verdicts("cifar-10, ViT", range(393, 395), 35),
+        verdicts("fashion-mnist", range(390, 395), 5),
+        verdicts("cifar-10, squared error", range(390, 393), 35),
+        verdicts("cifar-10, squared error", range(393, 395), 35),
     ],
     "people": [
-        people("aggregate", 321, 5, 300),
-        people("worst", 321, 5, 300),
-        *(people(labels, seed, 0, 60) for seed in (322, 323) for labels in ("aggregate", "worst")),
+        *(people(labels, seed, 0, 70) for seed in (331, 332, 333) for labels in ("aggregate", "worst")),
+        people("aggregate", 334, 5, 300),
+        people("worst", 334, 5, 300),
     ],
     "disentanglement": [disentanglement(seed) for seed in range(5)],
     "datamodeling": [

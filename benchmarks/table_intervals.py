@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from statsmodels.datasets import fair, randhie
 
 from whence.influence.explanation import VERDICTS
 from whence.influence.intervals import conformal_quantile
-from whence.tabular.files import TextTable
+from whence.tabular.files import as_text
 from whence.tabular.fitted import FittedTable, Prepared, fit_table, prepare
 from whence.tabular.predictions import RowPredictions, predict_rows
 
@@ -89,19 +90,15 @@ def tables(folder: Path, own: list[str]) -> dict[str, Callable[[], Loaded]]:
     return found
 
 
-def as_text(frame: pd.DataFrame) -> TextTable:
+def numbered(frame: pd.DataFrame) -> pd.DataFrame:
     """As `whence table` reads it from a file."""
-    cells = {
-        str(name): np.array(["" if pd.isna(cell) else str(cell) for cell in frame[name]], dtype=object)
-        for name in frame.columns
-    }
-    return TextTable(cells, np.arange(len(frame)) + 1, len(frame))
+    return as_text(frame.rename(columns=str).set_axis(np.arange(len(frame)) + 1))
 
 
 def boosting(prepared: Prepared) -> float:
     """R2 or accuracy of HistGradientBoosting as it comes, on the same rows."""
-    model = prepared.trees_model
-    x, y, split = model.encode(prepared.table).numpy(), prepared.values, prepared.split
+    model = replace(prepared.model, learner="trees")
+    x, y, split = model.encode(prepared.frame).numpy(), prepared.values, prepared.split
     categories = np.arange(x.shape[1]) < sum(column.kind == "category" for column in model.columns)
     kind = HistGradientBoostingClassifier if model.target.classes else HistGradientBoostingRegressor
     found = kind(categorical_features=categories, random_state=0).fit(x[split.train], y[split.train])
@@ -134,10 +131,10 @@ def coverage(predictions: RowPredictions, fitted: FittedTable) -> dict[str, Any]
 def measure(frame: pd.DataFrame, target: str, seed: int, model: str) -> dict[str, Any]:
     """Fit one table, and score its held-out rows."""
     began = time.perf_counter()
-    prepared = prepare(as_text(frame), target, seed=seed)
+    prepared = prepare(numbered(frame), target, seed=seed)
     fitted = fit_table(prepared, learner=model, seed=seed)  # type: ignore[arg-type]
     fitting = time.perf_counter() - began
-    test = prepared.table.take(prepared.split.test)
+    test = prepared.frame.iloc[prepared.split.test]
     predictions = predict_rows(fitted, test, np.arange(len(test)))
     scores = {one.name: round(one.value, 5) for one in predictions.scores()}
     found = {

@@ -362,7 +362,7 @@ def errors(draws: int, sequences: int, width: int, columns: tuple[int, ...]) -> 
     batches, test = [(data[:sequences, :-1], data[:sequences, 1:].contiguous())], data[sequences:, :-1]
 
     def variances(count: Any, seed: int) -> dict[str, Tensor]:
-        execution = whence.Execution(generator=torch.Generator().manual_seed(seed))
+        execution = whence.Execution(seed=seed)
         options: dict[str, Any] = {"ridge": 1.0, "progress": False, "hessian_columns": count, "execution": execution}
         structure = whence.Exact("primal")
         tracer = whence.fit(model, batches, "categorical", structure, parameters="blocks.*.weight", **options)

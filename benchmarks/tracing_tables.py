@@ -89,7 +89,10 @@ def verdicts(record: Row) -> str:
             areas.append([case, contrast, *cells])
     parts = [made(record), f"Percentage of the points that are called {told}.", table(head, lines)]
     names = list(next(iter(studies.values()))[0]["auroc"])
-    parts += ["AUROC, means over draws; HeC3/Ho is `ratio`.", table(" | ".join(["study", "", *names]), areas)]
+    parts += [
+        "AUROC, means over draws; HeC3/Ho is `ratio`, and `unusual` ranks by `scarcity_p`.",
+        table(" | ".join(["study", "", *names]), areas),
+    ]
     for (case,), rows in studies.items():
         first = rows[0]
         heading = f"{case}: {first['network']}, {first['loss']}, {first['n']} examples, {first['test']} test points"
@@ -106,14 +109,15 @@ def mean(values: Iterable[float | None]) -> float:
 def draws_table(rows: list[Row], told: str) -> str:
     """Every draw: counts of each verdict by class, and the areas of the two numbers."""
     head = "draw | noisy, missing class | accuracy of others | noise: noisy, rest | noise: noisy, missing | "
-    head += "scarcity: missing, rest | " + " | ".join(f"{group}: {told}" for group in GROUPS)
+    head += "unusual: missing, rest | separable | " + " | ".join(f"{group}: {told}" for group in GROUPS)
     lines = [
         [
             row["seed"],
             f"{row['noisy_class']}, {row['missing_class']}",
             f"{row['accuracy_other']:.3f}",
             *(f"{row['auroc']['noise'][contrast]:.3f}" for contrast in ("noisy, rest", "noisy, missing")),
-            f"{row['auroc']['scarcity']['missing, rest']:.3f}",
+            f"{row['auroc']['unusual']['missing, rest']:.3f}",
+            f"{row['separable']:.3f}",
             *(" / ".join(map(str, row["verdicts"][group])) for group in GROUPS),
         ]
         for row in rows

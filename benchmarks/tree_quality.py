@@ -35,7 +35,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import whence
-from whence.tabular.files import TextTable
+from whence.tabular.files import as_text
 from whence.tabular.fitted import fit_table, prepare
 
 from .data import read_housing
@@ -188,11 +188,9 @@ def traced_network(table: Table, x: pd.DataFrame, labels: Array) -> tuple[whence
     return fitted.tracer, lambda rows: fitted.model.encode(texts(rows, np.full(len(rows), "")))
 
 
-def texts(x: pd.DataFrame, labels: Array) -> TextTable:
+def texts(x: pd.DataFrame, labels: Array) -> pd.DataFrame:
     """The table as `whence table` reads it."""
-    cells = {name: np.array([str(cell) for cell in x[name]], dtype=object) for name in x}
-    target = np.array([str(cell) for cell in labels], dtype=object)
-    return TextTable({**cells, "target": target}, np.arange(len(x)) + 1, len(x))
+    return as_text(x.assign(target=labels).set_axis(np.arange(len(x)) + 1))
 
 
 MODELS = {"trees": traced_trees, "network": traced_network}

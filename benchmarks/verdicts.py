@@ -8,8 +8,10 @@ other points that were predicted rightly and wrongly; how often confident and ot
 each question is answered by `noise`, `scarcity` and `source` and by what can be had without whence (AUROC): entropy,
 margin and energy of the network's answer; distance to the 50 nearest training examples in its last features, the
 entropy of their labels and their mean squared residual; the density of a Gaussian of each class there (DDU), and the
-Mahalanobis distance to the nearest class. `uncertain_by_class` says which classes the uncertain ones among the rightly
-predicted other points belong to.
+Mahalanobis distance to the nearest class. `unusual` ranks points by `scarcity_p`. `uncertain_by_class` says which
+classes the uncertain ones among the rightly predicted other points belong to. `separable` is how well a logistic
+regression on the network's last features tells points of the noisy class from those of the missing one if it learns
+from other test points, with their true classes: what the network does not represent, nobody can read off it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -205,6 +211,15 @@ def baselines(case: Case, network: nn.Module, task: Task) -> dict[str, Tensor]:
     }
 
 
+def separable(features: Tensor, noisy: Tensor, missing: Tensor) -> float:
+    """AUROC of a cross-validated logistic regression on features (m, d) between points of two classes (m,)."""
+    either = (noisy | missing).nonzero().squeeze(1)
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
+    truth = noisy[either].numpy()
+    score = cross_val_predict(model, features.cpu()[either].double().numpy(), truth, cv=5, method="decision_function")
+    return auroc(torch.from_numpy(score), torch.from_numpy(truth))
+
+
 def run_draw(
     name: str, case: Case, split: Split, seed: int, device: str, graphs: bool = True, memory: float = MEMORY
 ) -> dict[str, Any]:
@@ -229,13 +244,14 @@ def run_draw(
     clock = time.perf_counter()
     found = tracer.explain(list(task.test_inputs.split(at_once(device))), level=LEVEL)
     seconds["first explain"] = time.perf_counter() - clock
-    outputs, _ = answers_and_features(network, task.test_inputs)
+    outputs, features = answers_and_features(network, task.test_inputs)
     right = outputs.argmax(1).cpu() == task.test_answers
     noisy, missing = task.test_labels == task.noisy, task.test_labels == task.missing
     other = ~noisy & ~missing
     truth = {"noisy": noisy, "missing": missing, "right": other & right, "wrong": other & ~right, "other": other}
     said = torch.tensor([VERDICTS.index(verdict) for verdict in found.verdicts])
     scores = {key: getattr(found, key) for key in ("noise", "disagreement", "scarcity", "source", "ratio")}
+    scores["unusual"] = -found.scarcity_p
     scores.update(baselines(case, network, task))
     areas = {
         key: {
@@ -267,6 +283,7 @@ def run_draw(
         "uncertain_by_class": of_class,
         "noise_limit": found.noise_limit,
         "scarcity_limit": found.scarcity_limit,
+        "separable": separable(features, noisy, missing),
         "auroc": areas,
         "seconds": seconds,
     }
@@ -275,9 +292,7 @@ def run_draw(
 def summary(row: dict[str, Any]) -> str:
     """One line."""
     shares = {key: [round(x / max(sum(counts), 1), 2) for x in counts] for key, counts in row["verdicts"].items()}
-    ours = {
-        key: [round(x, 3) for x in row["auroc"][key].values()] for key in ("noise", "scarcity", "source", "entropy")
-    }
+    ours = {key: [round(x, 3) for x in row["auroc"][key].values()] for key in ("noise", "unusual", "source", "entropy")}
     spent = {key: round(value, 2) for key, value in row["seconds"].items()}
     return f"{row['case']} draw {row['seed']} ({row['noisy_class']}, {row['missing_class']}): {shares} {ours} {spent}"
 

@@ -81,6 +81,8 @@ def affine(norm: Any) -> Any:
     return norm
 
 
+RECURRENT = ("inner.weight_ih", "inner.weight_hh", "inner.bias_ih", "inner.bias_hh")
+
 MODELS: dict[str, Model] = {
     "linear": Model(lambda: Flat(nn.Linear(WIDTH, 3)), vectors),
     "linear without bias": Model(lambda: Flat(nn.Linear(WIDTH, 3, bias=False)), vectors),
@@ -119,7 +121,7 @@ MODELS: dict[str, Model] = {
     "rows of a weight": Model(
         lambda: Applied(lambda x, w, b: F.linear(x, w[1:3], b[1:3]) + F.linear(x, w[:2], b[:2]), w=(4, WIDTH), b=(4,)),
         tokens,
-        kinds={"w": "kronecker"},
+        kinds={"w": "dense"},
     ),
     "a matrix in two products": Model(lambda: TiedLinears(transposed=True), vectors, kinds={"one.weight": "dense"}),
     "tied linear layers": Model(
@@ -193,8 +195,10 @@ MODELS: dict[str, Model] = {
     "EmbeddingBag, mean": Model(Bags, words),
     "EmbeddingBag, sum": Model(lambda: Bags(mode="sum", weighted=True), words),
     "EmbeddingBag, padding": Model(lambda: Bags(mode="mean", padding_idx=2), words),
-    "EmbeddingBag, offsets": Model(lambda: Bags(offsets=True), words),
-    "EmbeddingBag, last offset": Model(lambda: Bags(offsets=True, last=True, mode="sum"), words),
+    "EmbeddingBag, offsets": Model(lambda: Bags(offsets=True), words, frozenset({"inner.weight"})),
+    "EmbeddingBag, last offset": Model(
+        lambda: Bags(offsets=True, last=True, mode="sum"), words, frozenset({"inner.weight"})
+    ),
     "EmbeddingBag, max": Model(lambda: Bags(mode="max"), words, frozenset({"inner.weight"})),
     "attention": Model(lambda: SelfAttention(batch_first=True), tokens),
     "attention, sequence first": Model(lambda: SelfAttention(batch_first=False, bias=False), tokens),
@@ -220,13 +224,9 @@ MODELS: dict[str, Model] = {
     "GRU": Model(lambda: Recurrent(nn.GRU, num_layers=2, bidirectional=True), tokens),
     "RNN": Model(lambda: Recurrent(nn.RNN, batch_first=True), tokens),
     "RNN, relu": Model(lambda: Recurrent(nn.RNN, nonlinearity="relu"), tokens),
-    "LSTMCell": Model(lambda: Cells(nn.LSTMCell), tokens),
-    "GRUCell": Model(lambda: Cells(nn.GRUCell), tokens),
-    "RNNCell": Model(lambda: Cells(nn.RNNCell, bias=False), tokens),
-    "RNNCell, relu": Model(lambda: Cells(nn.RNNCell, nonlinearity="relu"), tokens),
-    "GRU, packed": Model(
-        Packed, tokens, frozenset(f"inner.{kind}_{of}_l0" for kind in ("weight", "bias") for of in ("ih", "hh"))
-    ),
+    "LSTMCell": Model(lambda: Cells(nn.LSTMCell), tokens, frozenset(RECURRENT)),
+    "RNNCell": Model(lambda: Cells(nn.RNNCell, bias=False), tokens, frozenset(RECURRENT[:2])),
+    "GRU, packed": Model(Packed, tokens, frozenset(f"{name}_l0" for name in RECURRENT)),
     "LoRA": Model(LoRA, tokens, kinds={"down": "kronecker", "up": "kronecker"}),
     "tied embedding": Model(LanguageModel, words, kinds={"words.weight": "dense", "positions.weight": "rows"}),
     "tied embedding, flat positions": Model(

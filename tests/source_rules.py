@@ -40,11 +40,10 @@ GUESTS = {
     "whence.sklearn": "sklearn",
     "whence.integrations.lightning": "lightning",
     "whence.integrations.transformers": "transformers",
-    "whence.integrations.skorch": "skorch",
     "whence.jacobian.fused": "triton",
 }
 
-PUBLIC_MODULES = {"whence.plots", "whence.report", "whence.cli", "whence.sklearn"}  # beside the names in whence.__all__
+PUBLIC_MODULES = {"whence.plots", "whence.cli", "whence.sklearn"}  # beside the names in whence.__all__
 SAYS_NOTHING = {"utils", "util", "helpers", "common", "misc"}
 
 

@@ -32,7 +32,7 @@ FAULTS: tuple[tuple[Callable[[Path], list[str]], str, str], ...] = (
     (import_cycles, "whence/curvature/__init__.py", "from .dual import Dual"),
     (foreign_imports, "whence/results.py", "import pandas as pd"),
     (foreign_imports, "whence/cli/__init__.py", "import typer"),
-    (foreign_imports, "whence/integrations/skorch.py", "import lightning"),
+    (foreign_imports, "whence/integrations/transformers.py", "import lightning"),
     (foreign_imports, "whence/api.py", "def f():\n    import whence_paper  # late"),
     (unexplained_local_imports, "whence/results.py", "def f():\n    import pandas"),
     (private_use_by_the_paper, "whence_paper/demo.py", "from whence.curvature import dual"),

@@ -305,22 +305,3 @@ def test_one_example(structure: whence.Structure) -> None:
     x, y = torch.randn(1, 2, dtype=torch.float64), torch.randn(1, 1, dtype=torch.float64)
     problem = Problem(model, x, y, torch.randn(4, 2, dtype=torch.float64), "gaussian", 0.5)
     assert_sound(problem.fit(structure), problem.test)
-
-
-@pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
-def test_mixtures_along_residuals_that_are_rounding_are_told_of(likelihood: str) -> None:
-    """A network that reproduces its targets, or is certain of all labels: there is nothing to mix along."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 6)
-    x = torch.randn(20, 4)
-    with torch.no_grad():
-        if likelihood == "categorical":
-            for parameter in model.parameters():
-                parameter.mul_(1e3)
-        out = model(x)
-    noise = 1e-7 * torch.randn(20, 6)
-    right = out + noise if likelihood == "gaussian" else out.argmax(1)
-    wrong = out + 1.0 if likelihood == "gaussian" else out.argmin(1)
-    for targets, rounded in ((right, True), (wrong, False)):
-        tracer = whence.fit(model.eval(), [(x, targets)], likelihood, hessian_columns=3, ridge=1.0, progress=False)
-        assert ("are rounding errors of float32" in str(tracer.diagnostics)) == rounded

@@ -16,7 +16,6 @@ CHECKS = (
     "linearization",
     "degrees of freedom",
     "leverage",
-    "lambda",
 )
 RIDGE = 1.0
 TEST: Tensor = torch.linspace(-2.5, 2.5, 40, dtype=torch.float64).unsqueeze(1)

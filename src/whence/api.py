@@ -18,7 +18,7 @@ from whence.io import restore
 from whence.jacobian.network import Choice, unwrap
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Uncertainty, join
-from whence.runtime.execution import Execution, asks_back, checked_execution
+from whence.runtime.execution import Execution, checked_execution
 from whence.runtime.processes import open_process_group
 from whence.tracer import Tracer
 from whence.trees import fitted_trees, leaf_sum, training_batches
@@ -71,7 +71,6 @@ STRUCTURES: dict[str, type[Structure]] = {
 }
 
 
-@asks_back
 def fit(
     model: Any,
     train_loader: Any,

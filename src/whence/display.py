@@ -28,6 +28,20 @@ class Column:
     bars: tuple[float, ...] = ()  # between 0 and 1 for each row, drawn behind the cell in a notebook
     dots: tuple[str, ...] = ()  # a key of DOTS for each row, drawn before the cell in a notebook
 
+    def html(self, named: bool) -> list[str]:
+        """The name, if the columns have names, and each cell, as HTML."""
+        style = f"{CELL};text-align:{'left' if self.left else 'right'}"
+        found = [f'<th style="{style};border-bottom:{LINE}">{escape(self.name)}</th>'] * named
+        for row, cell in enumerate(self.cells):
+            back, dot = "", ""
+            if self.bars:
+                end = f"{100 * min(max(self.bars[row], 0.0), 1.0):.0f}%"
+                back = f";background:linear-gradient(90deg,{BAR} {end},transparent {end})"
+            if self.dots:
+                dot = f'<span aria-hidden="true" style="color:{DOTS[self.dots[row]]}">&#9679;</span> '
+            found.append(f'<td style="{style}{back}">{dot}{escape(cell)}</td>')
+        return found
+
 
 @dataclass(frozen=True)
 class Table:
@@ -49,31 +63,22 @@ class Table:
         """
         lines = wrap(self.title, WIDTH)
         widths = [max(map(len, (column.name, *column.cells))) for column in self.columns]
-        for cells in (self._names, *self._rows):
-            lines += self._lines(cells, widths) if cells else []
-        return "\n".join([*lines, *(part for line in self.note.splitlines() for part in wrap(line, WIDTH))])
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        """The column names; nothing if no column has one."""
+        start = sum(widths[:-1]) + 2 * len(widths[:-1])  # of the last column
+        wrapped = bool(self.columns) and self.columns[-1].left and start <= WIDTH - NARROW
         names = tuple(column.name for column in self.columns)
-        return names if any(names) else ()
-
-    @property
-    def _rows(self) -> list[tuple[str, ...]]:
-        return list(zip(*(column.cells for column in self.columns), strict=True))
-
-    def _lines(self, cells: tuple[str, ...], widths: list[int]) -> list[str]:
-        padded = [
-            cell.ljust(width) if column.left else cell.rjust(width)
-            for cell, width, column in zip(cells, widths, self.columns, strict=True)
-        ]
-        line = "  ".join(padded).rstrip()
-        start = len("  ".join(padded[:-1])) + 2
-        if len(line) <= WIDTH or not self.columns[-1].left or start > WIDTH - NARROW:
-            return [cut(line)]
-        first, *rest = wrap(cells[-1], WIDTH - start)
-        return [f"{line[:start]}{first}", *(" " * start + part for part in rest)]
+        rows = list(zip(*(column.cells for column in self.columns), strict=True))
+        for cells in [names, *rows] if any(names) else rows:
+            padded = [
+                cell.ljust(width) if column.left else cell.rjust(width)
+                for cell, width, column in zip(cells, widths, self.columns, strict=True)
+            ]
+            line = "  ".join(padded).rstrip()
+            if wrapped and len(line) > WIDTH:
+                first, *rest = wrap(cells[-1], WIDTH - start)
+                lines += [f"{line[:start]}{first}", *(" " * start + part for part in rest)]
+            else:
+                lines.append(cut(line))
+        return "\n".join([*lines, *(part for line in self.note.splitlines() for part in wrap(line, WIDTH))])
 
     def html(self) -> str:
         """HTML for a notebook, light or dark: colours follow the page.
@@ -82,9 +87,9 @@ class Table:
             >>> "<b>" in Table("<b>").html()
             False
         """
-        names = "".join(map(_cell, self.columns)) if self._names else ""
-        rows = ("".join(_cell(column, row) for column in self.columns) for row in range(len(self._rows)))
-        body = (f"<thead><tr>{names}</tr></thead>" if names else "") + "".join(f"<tr>{row}</tr>" for row in rows)
+        named = any(column.name for column in self.columns)
+        rows = zip(*(column.html(named) for column in self.columns), strict=True)
+        body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
         table = f'<table style="border-collapse:collapse;margin:4px 0">{body}</table>' if body else ""
         style = "opacity:.75;font-size:90%;white-space:pre-line"
         note = f'<div style="{style}">{escape(self.note)}</div>' if self.note else ""
@@ -170,17 +175,3 @@ def listing(items: Sequence[object], most: int = 5) -> str:
 def cut(line: str, width: int = WIDTH) -> str:
     """Cut a line to at most `width` characters."""
     return line if len(line) <= width else line[: width - 3] + "..."
-
-
-def _cell(column: Column, row: int | None = None) -> str:
-    """A cell of a column, or its name."""
-    style = f"{CELL};text-align:{'left' if column.left else 'right'}"
-    if row is None:
-        return f'<th style="{style};border-bottom:{LINE}">{escape(column.name)}</th>'
-    dot = ""
-    if column.bars:
-        share = 100 * min(max(column.bars[row], 0.0), 1.0)
-        style += f";background:linear-gradient(90deg,{BAR} {share:.0f}%,transparent {share:.0f}%)"
-    if column.dots:
-        dot = f'<span aria-hidden="true" style="color:{DOTS[column.dots[row]]}">&#9679;</span> '
-    return f'<td style="{style}">{dot}{escape(column.cells[row])}</td>'

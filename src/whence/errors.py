@@ -111,3 +111,14 @@ def did_you_mean(given: object, known: Iterable[str], most: int = 1) -> str:
     folded = {name.lower().strip(): name for name in known}
     near = get_close_matches(str(given).lower().strip(), list(folded), n=most)
     return f" Did you mean {' or '.join(repr(folded[one]) for one in near)}?" if near else ""
+
+
+def printable(text: str, most: int | None = None) -> str:
+    """A text from a file, for a message: without control characters, and shortened.
+
+    Examples:
+        >>> printable(chr(27) + "[2J").isprintable(), printable("longer", 4)
+        (True, 'long...')
+    """
+    shown = text if most is None or len(text) <= most else f"{text[:most]}..."
+    return "".join(one if one.isprintable() else "\ufffd" for one in shown)

@@ -216,12 +216,10 @@ class LeaveOneOut:
         return block_diagonal(diagonal_blocks(matrices, matrices.shape[1] // self.width))
 
 
-def assemble(
-    problem: Linearization, bread: FittedCurvature, loo: LeaveOneOut, unbiased: bool, only: str | None = None
-) -> dict[str, Any]:
+def assemble(problem: Linearization, bread: FittedCurvature, loo: LeaveOneOut, unbiased: bool) -> dict[str, Any]:
     """The fields of a fit beside its curvature, by name: adjusted residuals, noise, meats, sandwich.
 
-    With `unbiased`, the noise estimate uses degrees of freedom. With `only`, there is just that estimator's meat.
+    With `unbiased`, the noise estimate uses degrees of freedom.
     """
     step = bread.newton_step(with_direction=loo.recenter)
     residuals = loo.residuals(slice(0, problem.n), step.change)
@@ -232,8 +230,7 @@ def assemble(
     noise = problem.noise(residuals, bread.degrees_of_freedom if unbiased else None)
     _check_range(problem, bread, adjusted, noise)
     roots = {"ho": noise.roots, **loo.roots_from(residuals, adjusted)}
-    some = roots if only is None else {only: roots[only]}
-    meats = Meats(some, adjusted.hec3, loo.deletions, loo.groups)
+    meats = Meats(roots, adjusted.hec3, loo.deletions, loo.groups)
     found = {"bread": bread, "step": step, "adjusted": adjusted, "meats": meats, "sandwich": bread.sandwich(meats)}
     return {**found, "sigma": noise.covariance, "noise_scale": noise.scale}
 

@@ -16,16 +16,16 @@ from whence.curvature import Groups, Structure
 from whence.curvature.base import NO_GROUPS, times_hessian
 from whence.curvature.plan import require_plan
 from whence.curvature.ridge_search import default_ridge, fit_at_best
-from whence.data.batches import Batches, examples_differ, length
+from whence.data.batches import Batches, length
 from whence.data.targets import example_fingerprints
 from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
 from whence.estimators import LeaveOneOut, Policy, Unit, assemble, hc1_factor
-from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, default_columns, linearize, with_less_memory
 from whence.jacobian.network import Choice, Network, Selection, follow_own_loss, select, unwrap
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
+from whence.runtime.checkpoint import open_checkpoint, option_text
 from whence.runtime.execution import Execution, Passes, Progress
 from whence.runtime.memory import Budget, is_full, readable
 from whence.runtime.model_state import check_model, fingerprint, preserved, rounded_products
@@ -144,14 +144,14 @@ class FitOptions:
         """How to treat leverages near one."""
         return self.structure.policy if self.leverage == "auto" else self.leverage
 
-    def to_json(self, selection: Selection) -> dict[str, Any]:
+    def as_texts(self, selection: Selection) -> dict[str, str]:
         """Everything that a result depends on, in addition to model and data."""
         names = ("chunk_size", "max_memory", "dtype", "precision", "seed")
         execution = {name: getattr(self.execution, name) for name in names}
         own = {name: value for name, value in vars(self).items() if name != "execution"}
         groups = None if self.groups is None else hashlib.sha256(repr(self.groups).encode()).hexdigest()
         everything = {**own, **execution, "parameters": ", ".join(selection.parameters), "groups": groups}
-        return {name: json_of(value) for name, value in everything.items()}
+        return {name: option_text(value) for name, value in everything.items()}
 
 
 def run_fit(
@@ -195,12 +195,7 @@ def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions
     if isinstance(network.model, LeafSum):
         batches.notes.extend(network.model.notes)
     batches.notes.extend(network.check_repeatable(first.inputs))
-    if not examples_differ(first.inputs):  # a model that mixes examples can be detected only if they differ
-        batches.notes.extend(network.check_separate(batches.distinct_inputs()))
     selection = select(network, options.parameters, first.inputs)
-    unused = network.check_connected(selection.parameters, first.inputs)
-    if unused:
-        batches.notes.append(f"selected, but not used by the outputs of the first examples: {', '.join(unused)}")
     follow_own_loss(network, batches, first, getattr(options.likelihood, "ignore_index", None))
     return selection
 
@@ -216,7 +211,7 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
     passes.memory_limited, passes.scratch = execution.max_memory is not None, execution.scratch
     if not passes.shared and execution.checkpoint is None:
         return Budget(batches.device, limit)
-    described = options.to_json(selection)
+    described = options.as_texts(selection)
     same = {**described, "checkpoint": execution.checkpoint is not None}, fingerprint(model)
     first, *others = processes.all_gather_object("the options", same)
     for rank, other in enumerate(others, start=1):
@@ -235,7 +230,7 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
         passes.checkpointed = True
         if processes.rank == 0:
             folder, every = Path(execution.checkpoint), float(execution.checkpoint_seconds)
-            opened = open_checkpoint(folder, every, described, model, examples, limit, batches.progress)
+            opened = open_checkpoint(folder, every, described, model, examples, limit, batches.progress.say)
             passes.checkpoint, limit = opened
         limit = processes.all_gather_object("the checkpoint", limit)[0]
     return Budget(batches.device, limit)
@@ -320,7 +315,6 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
 SHARES = {
     "outside the core": ("HeC3 inside the core", "share of it, on a sample of training inputs"),
     "diagonal meat": ("HeC3 in the eigenbasis", "share of it, on a sample of training inputs"),
-    "eigenbasis": ("HeC3 by rounding", "share of it, in directions without curvature"),
 }
 """Checks of a share of HeC3, and the names of their findings in the diagnostics."""
 
@@ -334,7 +328,7 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     shares = []
     for check in trust:
         name, words = SHARES.get(check.name, ("", ""))
-        if not name or (check.name == "eigenbasis" and check.level == "fine"):
+        if not name:
             continue
         share = next(iter(check.numbers.values()), None)
         shares.append(Finding(name, "not checked", check.words) if share is None else Finding(name, share, words))

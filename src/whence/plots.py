@@ -16,9 +16,8 @@ Examples:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -27,38 +26,31 @@ from torch import Tensor
 
 from whence.display import number
 from whence.errors import InputError, ShapeError
-from whence.influence import Explanation
 from whence.influence.explanation import BOTH, CONFIDENT, NOISY, SCARCE
-from whence.report import Group, Tone
 from whence.report.charts import kept_risk
 from whence.results import Uncertainty
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "bands",
-    "by_source",
-    "by_verdict",
-    "gallery",
-    "rank_scatter",
-    "risk_coverage",
-    "source_map",
-]
+__all__ = ["bands", "rank_scatter", "risk_coverage"]
 
 Numbers = NDArray[np.float64]
+Tone = Literal["plain", "scarcity", "both", "noise"]
 
 # Okabe and Ito's palette.
 BLUE, VERMILLION, GREEN, SKY = "#0072B2", "#D55E00", "#009E73", "#56B4E9"
 PURPLE, ORANGE, BLACK = "#CC79A7", "#E69F00", "#000000"
 GREY, LINE, INK = "#9aa0a6", "#6b7178", "#3c4147"
 
-# Groups differ by colour and by shape: colour, marker, size, opacity.
-STYLES = {
-    "noise": (BLUE, "o", 20, 0.9),
-    "scarcity": (VERMILLION, "D", 20, 0.9),
-    "plain": (GREY, "o", 9, 0.5),
+# Groups of marks differ by colour and by shape; later ones lie on top.
+STYLES: dict[Tone, dict[str, Any]] = {
+    "plain": {"c": GREY, "marker": "o", "s": 9, "alpha": 0.5, "linewidths": 0},
+    "scarcity": {"c": VERMILLION, "marker": "D", "s": 20, "alpha": 0.9, "linewidths": 0},
+    "both": {"c": BLUE, "marker": "o", "s": 20, "alpha": 0.9, "edgecolors": VERMILLION, "linewidths": 1.2},
+    "noise": {"c": BLUE, "marker": "o", "s": 20, "alpha": 0.9, "linewidths": 0},
 }
+VERDICTS: dict[str, Tone] = {CONFIDENT: "plain", SCARCE: "scarcity", BOTH: "both", NOISY: "noise"}
 
 NAMES = {"ho": "Ho", "laplace": "Laplace", "ratio": "HeC3/Ho", **{f"hec{i}": f"HeC{i}" for i in range(4)}}
 # Colours and dashes of the estimators, and of other curves; neighbours differ in both.
@@ -70,6 +62,7 @@ LINES: dict[str, tuple[str, Any]] = {
     "laplace": (PURPLE, MIXED),
 }
 FURTHER: tuple[tuple[str, Any], ...] = ((PURPLE, "-"), (ORANGE, DASHED), (BLACK, DOTTED), (SKY, MIXED))
+FEWEST = 2.0  # per cent of the predictions whose mean error sets the height of a plot; that of fewer is random
 
 
 def axes(ax: Axes | None) -> Axes:
@@ -105,20 +98,6 @@ def column(values: Any, count: int, what: str, of: str = "prediction") -> Number
     if found.size != count or len(found) != count:
         raise ShapeError(f"expected {count} {what}, one for each {of}, got shape {tuple(found.shape)}.")
     return found.reshape(count)
-
-
-def check_count(given: Sized | None, count: int, what: str, of: str = "prediction") -> None:
-    """Raise unless there is one value for each of `count` items, or none at all."""
-    if given is not None and len(given) != count:
-        raise ShapeError(f"expected {count} {what}, one for each {of}, got {len(given)}.")
-
-
-def score(uncertainty: Uncertainty, by: str) -> Tensor:
-    """(m,) the ratio, or the total variance of an estimator."""
-    return uncertainty.ratio if by == "ratio" else uncertainty.trace(by)
-
-
-FEWEST = 2.0  # per cent of the predictions whose mean error sets the height of the plot; that of fewer is random
 
 
 def bands(
@@ -214,188 +193,50 @@ def risk_coverage(
     return quiet(ax)
 
 
-LARGEST = 130.0  # area of the largest circle of a map, in points squared
-
-
-def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None, ax: Axes | None = None) -> Axes:
+def rank_scatter(
+    uncertainty: Uncertainty,
+    groups: Sequence[str] | None = None,
+    tones: Mapping[str, Tone] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
     """Plot the rank by Ho against the rank by HeC3: above the line noise, to the lower right scarcity.
 
     Args:
         uncertainty: m predictions.
-        groups: one for each prediction; they set colour, shape and legend.
+        groups: the name of each prediction's group, for the legend, such as `tracer.explain(x).verdicts`.
+        tones: "noise", "scarcity", "both" or "plain" by group, which set colour and shape. Verdicts have their own;
+            other groups are plain by default.
         ax: axes to draw on.
 
     Examples:
-        >>> u = tracer.predict(x)
-        >>> ax = plots.rank_scatter(u, plots.by_source(u), ax=Figure().subplots())
+        >>> ax = plots.rank_scatter(tracer.predict(x), tracer.explain(x).verdicts, ax=Figure().subplots())
         >>> len(ax.collections) > 0
         True
     """
-    check_count(groups, len(uncertainty), "groups")
+    m = len(uncertainty)
+    if groups is not None and len(groups) != m:
+        raise ShapeError(f"expected {m} groups, one for each prediction, got {len(groups)}.")
+    names, known = np.array(groups or ["predictions"] * m), {**VERDICTS, **(tones or {})}
     ax = axes(ax)
     x, y = (100 * ranks(score(uncertainty, name)).cpu().numpy() for name in ("ho", "hec3"))
     ax.plot([0, 100], [0, 100], color=LINE, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
-    for group, chosen in _back_to_front(groups or [Group("predictions")] * len(x)):
-        colour, marker, area, opacity = STYLES[group.tone]
-        style = {**_edge(group, 0.0), "marker": marker, "alpha": opacity, "zorder": 2}
-        ax.scatter(x[chosen], y[chosen], area, colour, label=group.name, **style)
+    front_last = sorted(dict.fromkeys(names), key=lambda name: list(STYLES).index(known.get(name, "plain")))
+    for name in front_last:
+        here = names == name
+        ax.scatter(x[here], y[here], label=name, zorder=2, **STYLES[known.get(name, "plain")])
     ax.set(xlim=(-2, 102), ylim=(-2, 102), aspect="equal", xlabel="rank by Ho, %", ylabel="rank by HeC3, %")
     if groups is not None:
-        handles, names = ax.get_legend_handles_labels()
         place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
-        ax.legend(handles[::-1], names[::-1], frameon=False, handletextpad=0.2, **place)
+        ax.legend(frameon=False, handletextpad=0.2, reverse=True, **place)
     return quiet(ax)
 
 
-def by_source(uncertainty: Uncertainty, share: float = 0.1) -> list[Group]:
-    """A group for each prediction: uncertain by HeC3, uncertain by Ho, or neither.
-
-    Predictions among the highest `share` by either estimator are uncertain. Each is assigned to the estimator that
-    ranks it higher, which is its side of the diagonal in `rank_scatter`.
-
-    Examples:
-        >>> import torch
-        >>> variances = {"ho": torch.tensor([1.0, 2.0, 3.0, 9.0]), "hec3": torch.tensor([9.0, 1.0, 2.0, 3.0])}
-        >>> u = Uncertainty(torch.zeros(4, 1), {name: v.reshape(4, 1, 1) for name, v in variances.items()})
-        >>> [group.tone for group in by_source(u, share=0.25)]
-        ['noise', 'plain', 'plain', 'scarcity']
-    """
-    if not 0.0 < share <= 1.0:
-        raise InputError(f"expected a share between 0 and 1, got {share!r}.")
-    ho, hec3 = (ranks(score(uncertainty, name)) for name in ("ho", "hec3"))
-    m = len(uncertainty)
-    edge = 1.0 - (max(round(share * m), 1) - 0.5) / max(m - 1, 1)
-    noise = Group("uncertain by HeC3: noisy labels nearby", "noise")
-    scarcity = Group("uncertain by Ho: few examples nearby", "scarcity")
-    pairs = zip(ho.tolist(), hec3.tolist(), strict=True)
-    return [Group("neither") if max(a, b) < edge else noise if b > a else scarcity for a, b in pairs]
-
-
-def by_verdict(explanation: Explanation) -> list[Group]:
-    """A group for each prediction of `tracer.explain(x)`; those with both causes in blue with a vermillion edge.
-
-    Examples:
-        >>> [group.tone for group in plots.by_verdict(tracer.explain(torch.tensor([[0.0], [30.0]]).double()))]
-        ['plain', 'scarcity']
-    """
-    tones: dict[str, Tone] = {NOISY: "noise", BOTH: "noise", SCARCE: "scarcity", CONFIDENT: "plain"}
-    return [Group(verdict, tones[verdict]) for verdict in explanation.verdicts]
-
-
-def source_map(
-    longitude: Any,
-    latitude: Any,
-    uncertainty: Uncertainty,
-    errors: Any = None,
-    *,
-    groups: Sequence[Group] | None = None,
-    ax: Axes | None = None,
-) -> Axes:
-    """Plot predictions as circles on a map: the size shows the error, the colour the source of the uncertainty.
-
-    Blue: uncertain by HeC3, noisy labels nearby. Vermillion: uncertain by Ho, few examples nearby. Grey: neither.
-
-    Args:
-        longitude: (m,) in degrees.
-        latitude: (m,) in degrees.
-        uncertainty: m predictions.
-        errors: (m,) absolute error of each; without it all circles have one size.
-        groups: one for each prediction, such as `by_verdict(tracer.explain(x))`; by default `by_source`.
-        ax: axes to draw on.
-
-    Examples:
-        >>> east, north = torch.rand(2, 40, generator=torch.Generator().manual_seed(0))
-        >>> u = tracer.predict(x)
-        >>> ax = plots.source_map(east, north, u, (u.mean - y)[:, 0], ax=Figure().subplots())
-        >>> len(ax.collections) > 0
-        True
-    """
-    m = len(uncertainty)
-    east, north = column(longitude, m, "longitudes"), column(latitude, m, "latitudes")
-    check_count(groups, m, "groups")
-    areas, scale = np.full(m, 14.0), None
-    if errors is not None:
-        sizes = np.abs(column(errors, m, "errors"))
-        scale = max(float(np.quantile(sizes, 0.99)), 1e-300)
-        areas = _areas(sizes, scale)
-    ax = axes(ax)
-    for depth, (group, members) in enumerate(_back_to_front(groups or by_source(uncertainty))):
-        chosen = members[np.argsort(-areas[members], kind="stable")]  # small circles on top of large ones
-        plain = group.tone == "plain"
-        style = {**_edge(group, 0.0 if plain else 0.4), "alpha": 0.3 if plain else 0.65, "zorder": 2 + depth}
-        ax.scatter(east[chosen], north[chosen], areas[chosen], STYLES[group.tone][0], label=group.name, **style)
-    middle = math.radians(float(np.clip(north, -85, 85).mean()))
-    ax.set(xlabel="longitude, °", ylabel="latitude, °", aspect=1.0 / math.cos(middle))
-    _map_legend(ax, scale)
-    return quiet(ax)
+def score(uncertainty: Uncertainty, by: str) -> Tensor:
+    """(m,) the ratio, or the total variance of an estimator."""
+    return uncertainty.ratio if by == "ratio" else uncertainty.trace(by)
 
 
 def ranks(values: Tensor) -> Tensor:
     """Rank of each value, from 0 for the smallest, or NaN, to 1 for the largest; ties in their original order."""
     known = torch.where(values.isnan(), -torch.inf, values)
     return known.argsort(stable=True).argsort() / max(len(values) - 1, 1)
-
-
-def _back_to_front(groups: Sequence[Group]) -> list[tuple[Group, Any]]:
-    """Each group with its members: plain ones first, noise last, so that it lies on top."""
-    front_first = sorted(dict.fromkeys(groups), key=lambda group: get_args(Tone).index(group.tone))
-    return [(group, np.flatnonzero([other == group for other in groups])) for group in reversed(front_first)]
-
-
-def _edge(group: Group, width: float) -> dict[str, Any]:
-    """White edges of this width in points around a group's markers; vermillion around blue for both sources."""
-    both = group.tone == "noise" and group.name == BOTH
-    return {"edgecolors": VERMILLION if both else "white", "linewidths": 1.2 if both else width}
-
-
-def _areas(errors: Any, scale: float) -> Any:
-    return 2.0 + (LARGEST - 2.0) * np.minimum(errors / scale, 1.0)
-
-
-def _map_legend(ax: Axes, scale: float | None) -> None:
-    """Groups with circles of one size, and two errors with the corresponding sizes."""
-    handles, names = ax.get_legend_handles_labels()
-    groups = len(handles)
-    handles, names = handles[::-1], names[::-1]
-    for error in [] if scale is None else [float(f"{scale / 8:.1g}"), float(f"{scale:.1g}")]:
-        handles.append(ax.scatter([], [], s=_areas(error, scale or 1.0), c=GREY, alpha=0.6, linewidths=0))
-        names.append(f"error {number(error)}")
-    legend = ax.legend(handles, names, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
-    for handle in legend.legend_handles[:groups]:
-        if handle is not None:
-            handle.set(sizes=[36.0], alpha=0.9)
-
-
-def gallery(
-    images: Tensor,  # (m, h, w) or (m, h, w, 3), between 0 and 1
-    names: Sequence[str] | None = None,
-    groups: Sequence[Group] | None = None,
-    columns: int = 8,
-    ax: Axes | None = None,
-) -> Axes:
-    """Show images in rows, the first at the top left, each with its name below and a frame in its group's colour.
-
-    Examples:
-        >>> ax = plots.gallery(torch.rand(3, 8, 8), names=["a", "b", "c"], columns=2, ax=Figure().subplots())
-        >>> len(ax.images), ax.texts[2].get_text()
-        (3, 'c')
-    """
-    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
-        raise ShapeError(f"expected images of shape (m, h, w) or (m, h, w, 3), got {tuple(images.shape)}.")
-    check_count(names, len(images), "names", "image")
-    check_count(groups, len(images), "groups", "image")
-    ax = axes(ax)
-    from matplotlib.patches import Rectangle  # an extra: needed only for plots
-
-    pitch = 1.2 if names is None else 1.45  # from one row to the next, in widths of an image
-    for place, image in enumerate(images.detach().cpu().numpy()):
-        left, top = 1.2 * (place % columns), -pitch * (place // columns)
-        ax.imshow(image, cmap="gray", vmin=0, vmax=1, extent=(left, left + 1, top - 1, top), interpolation="nearest")
-        colour = LINE if groups is None else STYLES[groups[place].tone][0]
-        ax.add_patch(Rectangle((left, top - 1), 1, 1, fill=False, edgecolor=colour, linewidth=1.8, clip_on=False))
-        if names is not None:
-            ax.text(left + 0.5, top - 1.07, names[place], ha="center", va="top", fontsize="small", color=colour)
-    rows = math.ceil(len(images) / columns)
-    ax.set(xlim=(-0.1, 1.2 * columns - 0.1), ylim=(-pitch * rows + 0.1, 0.1), aspect="equal")
-    ax.set_axis_off()
-    return ax

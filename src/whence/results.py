@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from numbers import Real
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,27 +19,6 @@ from whence.likelihoods import Likelihood
 
 if TYPE_CHECKING:
     import pandas
-
-
-def by_row(of: Callable[..., Tensor], *values: Tensor) -> Tensor:
-    """Apply a function of rows (N, ...) to values (m, ..., k), with or without positions."""
-    shape = values[0].shape[:-1]
-    found = of(*(value.reshape(-1, *value.shape[len(shape) :]) for value in values))
-    return found.reshape(*shape, *found.shape[1:])
-
-
-def slopes(likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    """(m, k, k) derivative of the probabilities with respect to the outputs: diag(p) - p p^T for softmax.
-
-    Examples:
-        >>> import torch
-        >>> from whence import Bernoulli
-        >>> slopes(Bernoulli(), torch.zeros(1, 1))
-        tensor([[[0.2500]]])
-    """
-    of_one = torch.func.jacrev(lambda row: likelihood.probabilities(row.unsqueeze(0)).squeeze(0))
-    found: Tensor = torch.func.vmap(of_one)(outputs)
-    return found
 
 
 MAX_OUTPUTS = 64  # most outputs with covariances; for more outputs, only variances are computed, this many at a time
@@ -175,7 +153,7 @@ class Uncertainty(Shown):
         """(m, k) probabilities of the classes, for categorical and Bernoulli likelihoods."""
         if self.chosen is not None and self.chosen.probabilities is not None:
             return self.chosen.probabilities
-        return by_row(self._known_likelihood().probabilities, self.mean)
+        return self._by_row(self._known_likelihood().probabilities)
 
     def probability_covariance(self, estimator: str = "hec3") -> Tensor:
         """(m, k, k) covariance of the probabilities, by the delta method: L Cov(f) L with L = diag(p) - p p^T.
@@ -184,9 +162,11 @@ class Uncertainty(Shown):
         If one is larger, the logits vary too much for a linear approximation: treat the probability as unknown. The
         margin over its standard deviation still ranks such predictions.
         """
-        slope = by_row(partial(slopes, self._known_likelihood("covariances of probabilities")), self.mean)
+        likelihood = self._known_likelihood("covariances of probabilities")
+        of_one = torch.func.jacrev(lambda row: likelihood.probabilities(row.unsqueeze(0)).squeeze(0))
         covariance = self.covariance(estimator)
-        return slope.to(covariance.dtype) @ covariance @ slope.to(covariance.dtype).mT
+        slope = self._by_row(torch.func.vmap(of_one)).to(covariance.dtype)
+        return slope @ covariance @ slope.mT
 
     def probability_std(self, estimator: str = "hec3") -> Tensor:
         """(m, k) standard deviations of the probabilities, by the delta method; see `probability_covariance`."""
@@ -195,18 +175,21 @@ class Uncertainty(Shown):
     @property
     def margin(self) -> Tensor:
         """(m,) the largest logit minus the second largest; for separate logits |f|, (m,) for one, (m, k) for many."""
-        return _single(torch.einsum("...ck,...k->...c", self._contrasts("a margin"), self.mean))
+        contrasts = self._by_row(self._known_likelihood("a margin").contrasts)
+        return _single(torch.einsum("...ck,...k->...c", contrasts, self.mean))
 
     def margin_variance(self, estimator: str = "hec3") -> Tensor:
         """(m,) or (m, k) variance of the margin. With a margin of few standard deviations the class may change."""
-        contrasts = self._contrasts("the variance of a margin")  # raises before covariances are computed
+        contrasts = self._by_row(self._known_likelihood("the variance of a margin").contrasts)
         covariance = self.covariance(estimator)
         contrasts = contrasts.to(covariance.dtype)
         return _single(torch.einsum("...ck,...kj,...cj->...c", contrasts, covariance, contrasts).clamp_min(0.0))
 
-    def _contrasts(self, of_all: str) -> Tensor:
-        """(m, c, k) linear combinations of the outputs that are margins."""
-        return by_row(self._known_likelihood(of_all).contrasts, self.mean)
+    def _by_row(self, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply a function of rows (N, k) to the means, with or without positions."""
+        *shape, k = self.mean.shape
+        found = of(self.mean.reshape(-1, k))
+        return found.reshape(*shape, *found.shape[1:])
 
     def _known_likelihood(self, of_all: str = "") -> Likelihood:
         """The likelihood. Raises if there is none, or if all outputs are needed and only some were predicted."""
@@ -256,34 +239,64 @@ class Uncertainty(Shown):
     def _has_classes(self) -> bool:
         return self.likelihood is not None and self.likelihood.has_classes
 
-    def _table(self) -> Table:
-        *shape, k = self.mean.shape
-        title, total = self._size(), math.prod(shape)
-        if not total:
-            return Table(title)
-        rows, more = rows_shown(total, "to_frame()")
-        numbering = places(rows)
-        if len(shape) > 1:
-            pairs = (divmod(row, math.prod(shape[1:])) for row in range(rows))
-            numbering = Column("no., position", tuple(f"{row}, {position}" for row, position in pairs))
-        ho, hec3, ratio = (values.reshape(-1)[:rows] for values in (self.trace("ho"), self.trace("hec3"), self.ratio))
-        bars = (hec3 / hec3.nan_to_num(0.0).max()).nan_to_num(0.0)
-        columns = [numbering, *_answers(self, rows)]
-        note = f"Variances of the prediction itself{', summed over outputs' if k > 1 else ''}."
-        if any(column.name == "probability" for column in columns):
-            note = "Standard deviations of the probabilities over other training sets (HeC3); logits: to_frame()."
-            if self._stds is None:
-                note = "Standard deviations: probability_std(). Logits and their variances: to_frame()."
-        else:
-            columns.append(Column("Ho", numbers(ho.tolist())))
-            columns.append(Column("HeC3", numbers(hec3.tolist()), bars=tuple(bars.tolist())))
-        columns.append(Column("HeC3/Ho", tuple(f"{value:.2f}" for value in ratio.tolist())))
-        return Table(title, tuple(columns), f"{note}\n{more}".strip())
-
     @property
     def _stds(self) -> Tensor | None:
         """Standard deviations of the probabilities, if covariances were computed."""
         return self.probability_std() if self.chosen is None and "hec3" in self.covariances else None
+
+    def _table(self) -> Table:
+        *shape, k = self.mean.shape
+        total, positions = math.prod(shape), math.prod(shape[1:])
+        if not total:
+            return Table(self._size())
+        rows, more = rows_shown(total, "to_frame()")
+        columns = [places(rows)]
+        if len(shape) > 1:
+            columns = [Column("no., position", tuple(f"{row // positions}, {row % positions}" for row in range(rows)))]
+        if self.chosen is not None:
+            columns.append(Column("output", _listed(self.chosen.index.expand(*self.mean.shape), rows), left=True))
+        ho, hec3, ratio = (values.reshape(-1)[:rows] for values in (self.trace("ho"), self.trace("hec3"), self.ratio))
+        if self._has_classes:
+            columns += self._class_columns(rows)
+            note = "Standard deviations of the probabilities over other training sets (HeC3); logits: to_frame()."
+            if self._stds is None:
+                note = "Standard deviations: probability_std(). Logits and their variances: to_frame()."
+        else:
+            columns += self._number_columns(rows)
+            bars = (hec3 / hec3.nan_to_num(0.0).max()).nan_to_num(0.0)
+            columns.append(Column("Ho", numbers(ho.tolist())))
+            columns.append(Column("HeC3", numbers(hec3.tolist()), bars=tuple(bars.tolist())))
+            note = f"Variances of the prediction itself{', summed over outputs' if k > 1 else ''}."
+        columns.append(Column("HeC3/Ho", tuple(f"{value:.2f}" for value in ratio.tolist())))
+        return Table(self._size(), tuple(columns), f"{note}\n{more}".strip())
+
+    def _number_columns(self, rows: int) -> list[Column]:
+        """The means, with bounds if there is one output."""
+        several = self.mean.shape[-1] > 1
+        columns = [Column("mean", _listed(self.mean, rows), left=several)]
+        if not several:
+            bounds = zip(*(_listed(bound, rows) for bound in self.interval(0.95)), strict=True)
+            columns.append(Column("95% interval", tuple(f"{low} to {high}" for low, high in bounds)))
+        return columns
+
+    def _class_columns(self, rows: int) -> list[Column]:
+        """The most probable class with its probability, or the probabilities of all outputs."""
+        p, stds, columns = self.probabilities, self._stds, []
+        stds = torch.full_like(p, math.nan) if stds is None else stds
+        if self.chosen is None and self._known_likelihood().couples_outputs and p.shape[-1] > 1:
+            best = p.argmax(-1, keepdim=True)
+            columns = [Column("class", _listed(best, rows))]
+            p, stds = p.gather(-1, best), stds.gather(-1, best)
+        if p.shape[-1] > 1:
+            return [Column("probability", _listed(p, rows), left=True)]
+        pairs = zip(p.flatten()[:rows].tolist(), stds.flatten()[:rows].tolist(), strict=True)
+        return [*columns, Column("probability", tuple(probability_text(*pair) for pair in pairs))]
+
+
+def _listed(values: Tensor, rows: int) -> tuple[str, ...]:
+    """The numbers (m, ..., k) of each of the first predictions as text."""
+    first = values.reshape(-1, values.shape[-1])[:rows].tolist()
+    return tuple(listing(numbers(row) if values.is_floating_point() else row, 3) for row in first)
 
 
 def _padded(values: Tensor, positions: tuple[int, ...]) -> Tensor:
@@ -351,37 +364,6 @@ def _by_output(name: str, values: Tensor, shape: torch.Size) -> dict[str, Tensor
     if values.shape == shape or values.shape[-1] == 1:
         return {name: values.reshape(shape)}
     return {f"{name}_{output}": column for output, column in enumerate(values.unbind(-1))}
-
-
-def _answers(u: Uncertainty, rows: int) -> list[Column]:
-    """The predictions, as columns of a table: a class with its probability, or numbers with bounds."""
-
-    def several(values: Tensor) -> tuple[str, ...]:
-        return tuple(listing(numbers(row), 3) for row in values.tolist())
-
-    def first(values: Tensor) -> Tensor:
-        return values.reshape(-1, values.shape[-1])[:rows]
-
-    k, likelihood, columns = u.mean.shape[-1], u.likelihood, []
-    if u.chosen is not None:
-        index = first(u.chosen.index.expand(*u.mean.shape)).tolist()
-        columns.append(Column("output", tuple(listing(row, 3) for row in index), left=True))
-    if likelihood is None or not likelihood.has_classes:
-        columns.append(Column("mean", several(first(u.mean)), left=k > 1))
-        if k == 1:
-            bounds = zip(*(numbers(first(bound).flatten().tolist()) for bound in u.interval(0.95)), strict=True)
-            columns.append(Column("95% interval", tuple(f"{low} to {high}" for low, high in bounds)))
-        return columns
-    p = first(u.probabilities)
-    stds = torch.full_like(p, math.nan) if u._stds is None else first(u._stds)
-    if likelihood.couples_outputs and k > 1 and not columns:
-        best = p.argmax(1, keepdim=True)
-        columns.append(Column("class", tuple(map(str, best.flatten().tolist()))))
-        p, stds = p.gather(1, best), stds.gather(1, best)
-    if p.shape[1] > 1:
-        return [*columns, Column("probability", several(p), left=True)]
-    pairs = zip(p.flatten().tolist(), stds.flatten().tolist(), strict=True)
-    return [*columns, Column("probability", tuple(probability_text(*pair) for pair in pairs))]
 
 
 MAX_STD = 0.5  # no probability has a larger standard deviation; a larger first-order value says nothing
@@ -461,20 +443,20 @@ class Diagnostics(Shown):
     def __repr__(self) -> str:
         return f"Diagnostics({count(len(self.findings), 'finding')})"
 
+    def table(self, title: str) -> Table:
+        """Name, value and meaning of each finding. A text value without a sentence takes the place of the sentence."""
+        rows = [
+            (one.name, one.shown, one.words)
+            if one.words or not isinstance(one.value, str)
+            else (one.name, "", one.value)
+            for one in self
+        ]
+        return Table(title, tuple(Column("", cells, left=at != 1) for at, cells in enumerate(zip(*rows, strict=True))))
+
     def _table(self) -> Table:
-        return findings_table(self, "What was approximated, guarded or repaired")
+        return self.table("What was approximated, guarded or repaired")
 
     def __str__(self) -> str:
         values = (one.value if isinstance(one.value, str) else f"{one.value:.6g}" for one in self)
         pairs = zip(self, values, strict=True)
         return "\n".join(f"{one.name}: {value}" + f" ({one.words})" * bool(one.words) for one, value in pairs)
-
-
-def findings_table(diagnostics: Diagnostics, title: str) -> Table:
-    """Name, value and meaning of each finding. A text value without a sentence takes the place of the sentence."""
-    only_text = [isinstance(one.value, str) and not one.words for one in diagnostics]
-    pairs = list(zip(diagnostics, only_text, strict=True))
-    values = tuple("" if alone else one.shown for one, alone in pairs)
-    texts = tuple(one.shown if alone else one.words for one, alone in pairs)
-    names = tuple(one.name for one in diagnostics)
-    return Table(title, (Column("", names, left=True), Column("", values), Column("", texts, left=True)))

@@ -22,7 +22,6 @@ from whence.influence import Explanation
 from whence.results import Uncertainty
 from whence.runtime.execution import Execution
 from whence.tabular.network import Units, initialize, minimize
-from whence.tracer import Tracer
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -40,10 +39,6 @@ TOLERANCE = 1e-7  # training ends when the largest gradient over the number of e
 
 class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no annotations
     """Shared by regressor and classifier."""
-
-    tracer_: Tracer
-    network_: nn.Module
-    n_iter_: int
 
     def __init__(
         self,
@@ -65,10 +60,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
         return self.tracer_.predict(self._inputs(X))
 
     def explain(self, X: Any, level: float = 0.95, top: int = 5) -> Explanation:
-        """Say for each row whether to trust the prediction, and if not, whether labels or data are the cause.
-
-        Training examples are given by their row in the `X` of `fit`. See `Tracer.explain`.
-        """
+        """Verdicts as in `Tracer.explain`; training examples are given by their row in the `X` of `fit`."""
         check_is_fitted(self)
         return self.tracer_.explain(self._inputs(X), level, top)
 
@@ -149,28 +141,22 @@ class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]  # no ann
     def fit(self, X: Any, y: Any) -> WhenceRegressor:
         """Train on (n, i) inputs and (n,) or (n, k) targets."""
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
-        self._flat = y.ndim == 1
+        self._shape = y.shape[1:]  # of each prediction
         targets = torch.from_numpy(np.array(y, dtype=np.float64).reshape(len(y), -1))
         self._train(torch.from_numpy(np.array(X)), targets, targets.shape[1], classes=False)
         return self
 
     def predict(self, X: Any, return_std: bool = False, estimator: str = "hec3") -> Array | tuple[Array, Array]:
-        """Predict, with standard deviations of the regression function over other training sets if `return_std`.
+        """Predict (m, i) inputs; if `return_std`, also the standard deviations over other training sets.
 
+        They are those of the regression function by `estimator` ("hec3", "ho" or another one of `whence.Uncertainty`).
         The noise of a new observation comes in addition.
-
-        Args:
-            X: (m, i) inputs.
-            return_std: whether to return standard deviations too.
-            estimator: estimator of the variance: "hec3", "ho" or another one of `whence.Uncertainty`.
         """
         if not return_std:
-            return self._shaped(self._outputs(X))
+            return self._outputs(X).reshape(-1, *self._shape).numpy()
         found = self.uncertainty(X)
-        return self._shaped(found.mean), self._shaped(found.variance(estimator).sqrt())
-
-    def _shaped(self, values: Tensor) -> Array:
-        return values[:, 0].numpy() if self._flat else values.numpy()
+        mean, std = (one.reshape(-1, *self._shape).numpy() for one in (found.mean, found.variance(estimator).sqrt()))
+        return mean, std
 
     def __sklearn_tags__(self) -> Any:
         """Allow several outputs."""
@@ -218,13 +204,7 @@ class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]  # no a
         return self.classes_[best]  # type: ignore[no-any-return]  # an array of labels
 
     def predict_proba(self, X: Any, return_std: bool = False, estimator: str = "hec3") -> Array | tuple[Array, Array]:
-        """(m, k) probabilities, with their standard deviations if `return_std`.
-
-        Args:
-            X: (m, i) inputs.
-            return_std: whether to return standard deviations too, by the delta method.
-            estimator: estimator of the variance: "hec3", "ho" or another one of `whence.Uncertainty`.
-        """
+        """(m, k) probabilities; if `return_std`, also their standard deviations by `estimator` and the delta method."""
         if not return_std:
             return self._outputs(X).softmax(1).numpy()
         found = self.uncertainty(X)

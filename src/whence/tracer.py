@@ -40,47 +40,28 @@ from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
 from whence.jacobian.views import SelectedOutputs
 from whence.likelihoods import Likelihood
-from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, findings_table, join, without_padding
-from whence.runtime.execution import asks_back
+from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, join, without_padding
 from whence.trust import Trust, assess
 
 if TYPE_CHECKING:
     import pandas
 
-OutputChoice = Literal["all", "predicted"] | tuple[int, ...]
-"""Outputs to predict: all, that of the predicted class, or some by position."""
 
-
-def read_outputs(given: Any) -> OutputChoice:
-    """Read the option `outputs` of `Tracer.predict`.
-
-    Examples:
-        >>> read_outputs("predicted"), read_outputs([3, 1])
-        ('predicted', (3, 1))
-    """
-    if isinstance(given, str) and given in ("all", "predicted"):
-        return "all" if given == "all" else "predicted"
-    listed = whole_numbers(given)
+def chosen_outputs(choice: Any, likelihood: Likelihood, outputs: Tensor) -> Tensor:
+    """(N, c) positions of the chosen outputs among outputs (N, k): "all", "predicted", or a list of them."""
+    n, k = outputs.shape
+    if isinstance(choice, str) and choice == "predicted":
+        return likelihood.predicted(outputs).unsqueeze(1)
+    listed = list(range(k)) if isinstance(choice, str) and choice == "all" else whole_numbers(choice)
     if listed is None:
         raise InputError(
-            f'expected outputs to be "all", "predicted" or a list of positions such as [0, 3], got {given!r}.'
+            f'expected outputs to be "all", "predicted" or a list of positions such as [0, 3], got {choice!r}.'
         )
-    return tuple(listed)
-
-
-def output_positions(choice: str | tuple[int, ...], likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    """(N, c) positions of the chosen outputs among outputs (N, k)."""
-    n, k = outputs.shape
-    if choice == "predicted":
-        return likelihood.predicted(outputs).unsqueeze(1)
-    listed = range(k) if isinstance(choice, str) else choice
-    wrong = [one for one in listed if not 0 <= one < k]
-    if wrong:
+    if wrong := [one for one in listed if not 0 <= one < k]:
         raise InputError(f"expected positions of outputs between 0 and {k - 1}, got {wrong[0]} in outputs=[...].")
-    return torch.tensor(list(listed), device=outputs.device).expand(n, -1)
+    return torch.tensor(listed, device=outputs.device).expand(n, -1)
 
 
-@asks_back
 @dataclass(frozen=True, repr=False)
 class Tracer(Fitted):
     """A trained network with its curvature and the weights of its training examples. Made by `whence.fit`.
@@ -142,27 +123,21 @@ class Tracer(Fitted):
         later = not (at_once or isinstance(x, Iterator)) and few
         return replace(found, later=covariances if later else None)
 
-    def _output_choice(self, outputs: Any) -> OutputChoice | None:
+    def _output_choice(self, outputs: Any) -> Any:
         """The outputs to predict; `None` for all of them if no views of the outputs are needed."""
-        choice, problem = None if outputs is None else read_outputs(outputs), self.problem
-        if problem.sketch is not None and choice is None:
-            return "predicted" if problem.likelihood.has_classes and problem.likelihood.couples_outputs else "all"
-        if self.all_outputs and choice in (None, "all"):
-            return None
-        return choice or "all"
+        likelihood = self.problem.likelihood
+        if self.problem.sketch is not None and outputs is None:
+            return "predicted" if likelihood.has_classes and likelihood.couples_outputs else "all"
+        every = outputs is None or (isinstance(outputs, str) and outputs == "all")
+        return (None if self.all_outputs else "all") if every else outputs
 
     def _all_outputs(self, inputs: Inputs, where: str, full: bool) -> Uncertainty:
         """Covariances of all outputs of a batch, or only their variances."""
-        shift = None
-        if full:
-            try:
-                predicted = self.sandwich.predict(inputs)
-            except (InputError, ShapeError) as error:
-                raise type(error)(f"{error} This was {where}.") from error.__cause__
-            outputs, found, shift = predicted.outputs, predicted.covariances, predicted.shift
-        else:
-            outputs, found = self.sandwich.variances(inputs)
-        mean, found = self._mean(outputs, inputs, where), self._all_estimators(found, shift)
+        try:
+            outputs, found = self._variances(inputs, full)
+        except (InputError, ShapeError) as error:
+            raise type(error)(f"{error} This was {where}.") from error.__cause__
+        mean = self._mean(outputs, inputs, where)
         check_variances(self.problem, found, where, inputs)
         likelihood = self.problem.likelihood
         return Uncertainty(mean, found if full else {}, {} if full else found, likelihood=likelihood)
@@ -180,18 +155,18 @@ class Tracer(Fitted):
             )
         return self._mean(shaped.flatten(1), inputs, where).reshape(shaped.shape)
 
-    def _chosen_outputs(self, inputs: Inputs, where: str, choice: OutputChoice, covariance: bool) -> Uncertainty:
+    def _chosen_outputs(self, inputs: Inputs, where: str, choice: Any, covariance: bool) -> Uncertainty:
         """Variances of some outputs of a batch, at every position."""
         likelihood, outputs = self.problem.likelihood, self._shaped_outputs(inputs, where)
         *shape, k = outputs.shape
         flat = outputs.reshape(-1, k)
-        index = output_positions(choice, likelihood, flat)
+        index = chosen_outputs(choice, likelihood, flat)
         c = index.shape[1]
         full = covariance and c <= MAX_OUTPUTS
         found = self._variances_at(inputs, index.reshape(shape[0], -1, c), k, full)
         found = {name: value.reshape(*shape, *value.shape[2:]) for name, value in found.items()}
         chosen = None
-        if choice != "all":
+        if not isinstance(choice, str) or choice != "all":
             chances = likelihood.probabilities(flat).gather(1, index) if likelihood.has_classes else None
             shaped_chances = None if chances is None else chances.reshape(*shape, c)
             chosen = ChosenOutputs(index.reshape(*shape, c), shaped_chances)
@@ -206,19 +181,22 @@ class Tracer(Fitted):
         for some in places.split(max(1, MAX_OUTPUTS // c), dim=1):
             flat = some.flatten(1)
             shown = [SelectedOutputs(inputs, one) for one in flat.split(flat.shape[1] if full else MAX_OUTPUTS, dim=1)]
-            found = combine([self._view_variances(view, full) for view in shown], partial(torch.cat, dim=1))
+            found = combine([self._variances(view, full)[1] for view in shown], partial(torch.cat, dim=1))
             for name, values in found.items():
                 found[name] = diagonal_blocks(values, some.shape[1]) if full else values.reshape(some.shape)
             parts.append(found)
         return combine(parts, partial(torch.cat, dim=1))
 
-    def _view_variances(self, view: SelectedOutputs, full: bool) -> dict[str, Tensor]:
-        """Covariances (m, c, c) of the outputs in a view, or only their variances (m, c)."""
+    def _variances(self, inputs: Inputs, full: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs (m, k) of inputs or of a view, and their covariances (m, k, k), or only their variances (m, k)."""
         if not full and self.sandwich.variances_alone:
-            return self._all_estimators(self.sandwich.variances(view)[1], None)
-        predicted = self.sandwich.predict(view)
+            outputs, found = self.sandwich.variances(inputs)
+            return outputs, self._all_estimators(found, None)
+        predicted = self.sandwich.predict(inputs)
         found = self._all_estimators(predicted.covariances, predicted.shift)
-        return found if full else {name: value.diagonal(dim1=1, dim2=2) for name, value in found.items()}
+        if not full:
+            found = {name: value.diagonal(dim1=1, dim2=2) for name, value in found.items()}
+        return predicted.outputs, found
 
     def _mean(self, outputs: Tensor, inputs: Inputs, where: str) -> Tensor:
         problem = self.problem
@@ -253,7 +231,7 @@ class Tracer(Fitted):
         )
 
     def _table(self) -> Table:
-        return findings_table(self.diagnostics, repr(self))
+        return self.diagnostics.table(repr(self))
 
     def attribute(
         self, x: Any, top: int = 10, *, matrix: bool = False, positions: Positions | None = None, loss: bool = False
@@ -374,9 +352,9 @@ class Tracer(Fitted):
             torch.Size([3, 1])
         """
         check_ungrouped(self)
-        counts, shift, targets = read_change(self, remove, repeat, relabel or {})
+        counts, targets = read_change(self, remove, repeat, relabel or {})
         with using_model(self):
-            change = prepare(self, counts, shift, targets)
+            change = prepare(self, counts, targets)
         problem = self.problem
 
         def apply_to(inputs: Inputs, where: str) -> WhatIf:
@@ -433,7 +411,7 @@ class Tracer(Fitted):
     def trust(
         self, x: Any = None, sample: int = 16, seed: int = 0, *, tolerance: float = 0.02, seconds: float = 60.0
     ) -> Trust:
-        """Check how far to trust this fit: structure, optimum, linearization, lambda, each with a plain sentence.
+        """Check how far to trust this fit: structure, optimum, linearization, each with a plain sentence.
 
         For a sample of predictions, systems with the exact curvature are solved matrix-free; a solve costs some tens of
         times as much as the training gradients. Variances along one random mixture of each prediction's outputs are
@@ -504,7 +482,7 @@ class Tracer(Fitted):
         replaces an older file only once all of it is on disk. Your own likelihood is not saved: pass it to
         `whence.load` again. Your own structure cannot be saved.
         """
-        save(self, self.step, self.diagnostics, Path(path))
+        save(self, Path(path))
 
     def report(
         self,
@@ -532,7 +510,7 @@ class Tracer(Fitted):
             table: the same for rows of a table: a data frame, a dict of columns, or an array.
             **options: `ids` (a name for each prediction, or a pair of such lists for predictions and training
                 examples), `title`, `about` (paragraphs below the answer), `sections` (your own parts, see
-                `whence.report`), `trust` (the result of `Tracer.trust`), `level` (of the verdicts, 0.95), `examples`
+                `docs/report.md`), `trust` (the result of `Tracer.trust`), `level` (of the verdicts, 0.95), `examples`
                 (as for `explain`) and `traced` (how many predictions to trace to training examples, 500).
 
         Returns:

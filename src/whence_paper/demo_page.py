@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from whence.report import Facts, Group, Row, Section, Table, Words
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from .demo_classes import GROUPS, OURS, THEIRS, Classes, mean_classes
 from .demo_task import SIDE, Task
 from .demo_trial import HIDDEN, LEARNING_RATE, QUESTIONS, SCORES, WEIGHT_DECAY, Size, Trial, mean_auroc, scores
 
+if TYPE_CHECKING:
+    import pandas
+
 TITLE = "Noisy labels or missing data? What whence says of a network that suffers from both"
 SHOWN = 24
 
-WORDS = (
-    (
-        "margin",
-        "How far the network's output is from the border between its two answers. What one would look at without "
-        "whence. Here a small margin counts as uncertain.",
-    ),
-    (
-        "AUROC",
-        "The probability that a score is higher for a digit of the kind in question than for one of the others. "
-        "1 is perfect, 0.5 is chance, below 0.5 the score points the other way.",
-    ),
-)
+WORDS = {
+    "margin": "How far the network's output is from the border between its two answers. What one would look at without "
+    "whence. Here a small margin counts as uncertain.",
+    "AUROC": "The probability that a score is higher for a digit of the kind in question than for one of the others. "
+    "1 is perfect, 0.5 is chance, below 0.5 the score points the other way.",
+}
 
 
 def about(trials: list[Trial]) -> tuple[str, ...]:
@@ -36,9 +34,13 @@ def about(trials: list[Trial]) -> tuple[str, ...]:
     )
 
 
-def sections(trials: list[Trial], classes: list[Classes], size: Size) -> tuple[Section, ...]:
+def sections(trials: list[Trial], classes: list[Classes], size: Size) -> dict[str, list[Any]]:
     """What comes on top of what every report has."""
-    return table_section(trials), classes_section(classes), how(trials[0], size)
+    return {
+        "Found, or not?": two_groups(trials),
+        "Ten digits, cross-entropy": ten_classes(classes),
+        "How the network was trained": training(trials[0], size),
+    }
 
 
 def findings(trials: list[Trial]) -> tuple[str, ...]:
@@ -74,13 +76,13 @@ def among_top(trial: Trial, score: str, digit: int) -> int:
     return int((trial.task.test_digits[best] == digit).sum())
 
 
-def groups_of(task: Task) -> list[Group]:
-    """Which kind each test digit is of."""
-    noisy = Group(f"{task.noisy}: random labels in training", "noise")
-    missing = Group(f"{task.missing}: never shown in training", "scarcity")
-    rest = Group("all other digits")
-    kinds = {task.noisy: noisy, task.missing: missing}
-    return [kinds.get(digit, rest) for digit in task.test_digits.tolist()]
+def tones_of(task: Task) -> dict[str, Any]:
+    """The kinds of test digits, and how to draw them."""
+    return {
+        f"{task.noisy}: random labels in training": "noise",
+        f"{task.missing}: never shown in training": "scarcity",
+        "all other digits": "plain",
+    }
 
 
 def names(task: Task) -> tuple[str, str]:
@@ -94,79 +96,71 @@ def ids(task: Task) -> list[str]:
     return [f"test digit {place}, a {digit}" for place, digit in enumerate(task.test_digits.tolist())]
 
 
-def table_section(trials: list[Trial]) -> Section:
-    """Every draw, and the mean."""
-    rows = [
-        Row(question, cells(trial.auroc[name]), f"Draw {number}, {trial.accuracy:.1%} right on all other digits")
-        for number, trial in enumerate(trials, 1)
-        for name, question in zip(QUESTIONS, questions(trial.task), strict=True)
-    ]
-    if len(trials) > 1:
-        mean = mean_auroc(trials)
-        spoken = ("digit with random labels", "digit never shown", "the first against the second")
-        rows += [
-            Row(question, cells(mean[name]), f"Mean of {len(trials)} draws", strong=True)
-            for name, question in zip(QUESTIONS, spoken, strict=True)
-        ]
-    table = Table(
-        caption="AUROC of each score. Each draw has its own two groups, noisy digit, missing digit and network.",
-        columns=("test digits", *SCORES),
-        rows=tuple(rows),
-        note="The first two rows of a draw set one digit against all other test digits, as in the paper's Table 1. "
-        "The third sets the noisy against the missing digit, all others left out: near 1 the score points to noise, "
-        "near 0 to scarcity, near 0.5 it cannot tell.",
-    )
-    return Section("Found, or not?", findings(trials), (table, Words(WORDS)))
-
-
-def classes_section(classes: list[Classes]) -> Section:
-    """An ordinary classifier of all ten digits: areas beside scores that need no whence, and verdicts."""
-    mean = mean_classes(classes)
-    rows = []
-    for number, draw in enumerate(classes, 1):
-        asked = (f"{draw.noisy}, random labels", f"{draw.missing}, never shown", f"{draw.noisy} against {draw.missing}")
-        rows += [
-            Row(question, class_cells(draw, name), f"Draw {number}, {draw.accuracy:.1%} right on all other digits")
-            for name, question in zip(QUESTIONS, asked, strict=True)
-        ]
-    if len(classes) > 1:
-        spoken = ("digit with random labels", "digit never shown", "the first against the second")
-        rows += [
-            Row(question, class_cells(mean, name), f"Mean of {len(classes)} draws", strong=True)
-            for name, question in zip(QUESTIONS, spoken, strict=True)
-        ]
-    areas = Table(
-        caption="AUROC. Noise, scarcity and source are those of `explain`; the others need no whence.",
-        columns=("test digits", *OURS, *THEIRS),
-        rows=tuple(rows),
-        note="Entropy and margin of the network's probabilities; label entropy of the 50 nearest training digits in "
-        "its last features, and their distance; DDU: the density of a Gaussian for each class there.",
-    )
-    verdicts = Table(
-        caption=f"Verdicts, the mean of {len(classes)} {'draw' if len(classes) == 1 else 'draws'}.",
-        columns=("test digits", *mean.verdicts[GROUPS[0]]),
-        rows=tuple(
-            Row(words, tuple(f"{share:.0%}" for share in mean.verdicts[group].values()))
-            for group, words in zip(GROUPS, ("random labels", "never shown", "all others"), strict=True)
+def two_groups(trials: list[Trial]) -> list[Any]:
+    """What was found, and the areas of every draw."""
+    draws = [(trial.accuracy, questions(trial.task.noisy, trial.task.missing), trial.auroc) for trial in trials]
+    return [
+        *findings(trials),
+        (
+            "AUROC of each score. Each draw has its own two groups, noisy digit, missing digit and network.",
+            areas_frame(draws, mean_auroc(trials), SCORES),
         ),
-    )
-    words = (
+        "The first two rows of a draw set one digit against all other test digits, as in the paper's Table 1. The "
+        "third sets the noisy against the missing digit, all others left out: near 1 the score points to noise, near 0 "
+        "to scarcity, near 0.5 it cannot tell.",
+        WORDS,
+    ]
+
+
+def ten_classes(classes: list[Classes]) -> list[Any]:
+    """An ordinary classifier of all ten digits: areas beside scores that need no whence, and verdicts."""
+    import pandas  # only the page needs it
+
+    mean = mean_classes(classes)
+    draws = [(draw.accuracy, questions(draw.noisy, draw.missing), draw.auroc) for draw in classes]
+    groups = zip(GROUPS, ("random labels", "never shown", "all others"), strict=True)
+    verdicts = pandas.DataFrame({words: mean.verdicts[group] for group, words in groups}).T.map("{:.0%}".format)
+    return [
         "The same faults in an ordinary classifier: ten classes, cross-entropy, other draws of the two digits. Of the "
         f"digits with random labels {mean.verdicts['noisy']['noisy labels nearby']:.0%} are called noisy, of those "
         f"never shown {mean.verdicts['missing']['scarce data']:.0%} scarce, and of all others "
         f"{mean.verdicts['others']['confident']:.0%} confident.",
-    )
-    return Section("Ten digits, cross-entropy", words, (areas, verdicts))
+        (
+            "AUROC. Noise, scarcity and source are those of `explain`; the others need no whence.",
+            areas_frame(draws, mean.auroc, (*OURS, *THEIRS)),
+        ),
+        "Entropy and margin of the network's probabilities; label entropy of the 50 nearest training digits in its "
+        "last features, and their distance; DDU: the density of a Gaussian for each class there.",
+        (
+            f"Verdicts, the mean of {len(classes)} {'draw' if len(classes) == 1 else 'draws'}.",
+            verdicts.rename_axis("test digits"),
+        ),
+    ]
 
 
-def class_cells(draw: Classes, question: str) -> tuple[str, ...]:
-    """Areas with two digits, in the order of the columns."""
-    return tuple(f"{draw.auroc[question][name]:.2f}" for name in (*OURS, *THEIRS))
+def areas_frame(
+    draws: Sequence[tuple[float, tuple[str, ...], Any]], mean: Any, columns: tuple[str, ...]
+) -> pandas.DataFrame:
+    """Areas with two digits, in rows for each draw and question, and the mean if there are several draws."""
+    import pandas  # only the page needs it
+
+    rows = {
+        (f"Draw {number}, {accuracy:.1%} right on all other digits", question): auroc[name]
+        for number, (accuracy, asked, auroc) in enumerate(draws, 1)
+        for name, question in zip(QUESTIONS, asked, strict=True)
+    }
+    if len(draws) > 1:
+        spoken = ("digit with random labels", "digit never shown", "the first against the second")
+        rows |= {
+            (f"Mean of {len(draws)} draws", words): mean[name] for name, words in zip(QUESTIONS, spoken, strict=True)
+        }
+    index = pandas.MultiIndex.from_tuples(rows, names=["draw", "test digits"])
+    return pandas.DataFrame(list(rows.values()), index, list(columns)).map("{:.2f}".format)
 
 
-def questions(task: Task) -> tuple[str, str, str]:
+def questions(noisy: int, missing: int) -> tuple[str, str, str]:
     """The three questions of a draw, in words."""
-    return f"{task.noisy}, random labels", f"{task.missing}, never shown", f"{task.noisy} against {task.missing}"
+    return f"{noisy}, random labels", f"{missing}, never shown", f"{noisy} against {missing}"
 
 
 def cells(auroc: dict[str, float]) -> tuple[str, ...]:
@@ -174,33 +168,21 @@ def cells(auroc: dict[str, float]) -> tuple[str, ...]:
     return tuple(f"{auroc[name]:.2f}" for name in SCORES)
 
 
-def how(trial: Trial, size: Size) -> Section:
+def training(trial: Trial, size: Size) -> list[Any]:
     """Settings of the first draw."""
     task = trial.task
     others = ", ".join(str(digit) for digit in range(10) if digit not in task.plus)
-    settings = Facts(
-        (
-            ("groups", f"{', '.join(map(str, task.plus))} against {others}", "drawn at random"),
-            (
-                "training digits",
-                str(len(task.train_inputs)),
-                f"of {size.train_size}, without the {task.missing}s; the coin made {task.flipped} labels wrong",
-            ),
-            ("network", f"{SIDE * SIDE} - {HIDDEN} - 1", "one hidden layer, ReLU; squared error on +1 and -1"),
-            (
-                "training",
-                f"{size.steps} steps",
-                f"of Adam on all digits at once, step size {LEARNING_RATE} falling to 0, weight decay {WEIGHT_DECAY}",
-            ),
-            ("seed", str(trial.seed), "of the first draw; each next draw adds one"),
-        )
-    )
-    return Section(
-        "How the network was trained",
-        (
-            "Draw 1. The weight decay is the paper's, the ridge lambda is what this weight decay amounts to, and the "
-            "steps bring the network near its optimum. True labels of test digits were used for the table and to tell "
-            "right from wrong, for nothing else.",
-        ),
-        (settings,),
-    )
+    return [
+        "Draw 1. The weight decay is the paper's, the ridge lambda is what this weight decay amounts to, and the steps "
+        "bring the network near its optimum. True labels of test digits were used for the table and to tell right from "
+        "wrong, for nothing else.",
+        {
+            "groups": f"{', '.join(map(str, task.plus))} against {others}, drawn at random",
+            "training digits": f"{len(task.train_inputs)} of {size.train_size}, without the {task.missing}s; the coin "
+            f"made {task.flipped} labels wrong",
+            "network": f"{SIDE * SIDE} - {HIDDEN} - 1: one hidden layer, ReLU; squared error on +1 and -1",
+            "training": f"{size.steps} steps of Adam on all digits at once, step size {LEARNING_RATE} falling to 0, "
+            f"weight decay {WEIGHT_DECAY}",
+            "seed": f"{trial.seed}, of the first draw; each next draw adds one",
+        },
+    ]

@@ -87,7 +87,7 @@ def make_table(trials: list[Trial]) -> Table:
     for name in SCORES:
         table.add_column(name, justify="right")
     for number, trial in enumerate(trials, 1):
-        for name, question in zip(QUESTIONS, questions(trial.task), strict=True):
+        for name, question in zip(QUESTIONS, questions(trial.task.noisy, trial.task.missing), strict=True):
             last = name == QUESTIONS[-1]
             head = str(number) if name == QUESTIONS[0] else ""
             table.add_row(head, question, *cells(trial.auroc[name]), end_section=last)

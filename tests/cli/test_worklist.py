@@ -1,4 +1,4 @@
-"""Labels to check go out as files, and the answers come back: `whence table --export` and `--import`."""
+"""Labels to check and rows to label: `whence table --export`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from command_line import call, read, write
-from whence.cli.console import UNUSABLE
 
 ROWS = 300
 UNLABELLED = range(5)
@@ -105,137 +104,7 @@ def test_the_file_names_the_most_doubtful_rows_first(exported: Exported) -> None
     assert exported.content["export"] == {"check the label": len(check), "label": 5}
 
 
-def answered(exported: list[dict[str, str]], answers: list[str], path: Path) -> Path:
-    """Write the file with the answers filled in."""
-    filled = [{**row, "answer": answer} for row, answer in zip(exported, answers, strict=True)]
-    return write(path, {name: [row[name] for row in filled] for name in filled[0]})
-
-
-def test_true_answers_come_back_and_help(exported: Exported) -> None:
-    folder = exported.data.parent
-    rows = [int(row["row"]) for row in exported.csv]
-    answers = [exported.truth[row - 1] for row in rows]
-    answers[3] = ""  # one was skipped
-    path = answered(exported.csv, answers, folder / "answers.csv")
-    content = run(exported.data, "--import", path, "--corrected", folder / "clean.csv")
-    found = content["import"]
-    assert content["rows"]["train"] == exported.content["rows"]["train"] + len(UNLABELLED)
-    given = {row: answer for row, answer in zip(rows, answers, strict=True) if answer}
-    before = {int(row["row"]): row["colour"] for row in exported.rows}
-    assert found["changed"] == sorted(row for row in given if before[row] and given[row] != before[row])
-    assert found["confirmed"] == sorted(row for row in given if given[row] == before[row])
-    assert found["labelled"] == [at + 1 for at in UNLABELLED]
-    assert found["unanswered"] == 1
-    assert found["scores"]["accuracy"]["after"] >= found["scores"]["accuracy"]["before"]
-    loss = found["scores"]["log loss"]
-    assert loss["after"] < loss["before"]
-    assert found["contradicted"]["after"] < found["contradicted"]["before"] / 2
-    assert found["predictions_changed"] > 0
-    after = {int(row["row"]): row for row in read(folder / "rows.csv")}
-    assert all(after[row]["colour"] == answer for row, answer in given.items())
-    assert {after[row]["part"] for row in found["labelled"]} == {"train"}
-    clean, raw = read(folder / "clean.csv"), read(exported.data)
-    assert [row["colour"] for row in clean] == [after[row + 1]["colour"] for row in range(ROWS)]
-    assert [{**row, "colour": ""} for row in clean] == [{**row, "colour": ""} for row in raw]
-    held_out = [row["row"] for row in exported.rows if row["part"] == "held out"]
-    assert [row for row in held_out if after[int(row)]["part"] != "held out"] == []
-
-
-def test_what_a_person_sees(exported: Exported, tmp_path: Path) -> None:
-    path = answered(exported.csv, [exported.truth[int(row["row"]) - 1] for row in exported.csv], tmp_path / "a.csv")
-    options = ("--width", "4", "-q", "--no-report", "--verdicts", "none", "--csv", tmp_path / "r.csv", "--import", path)
-    result = call("table", exported.data, "-t", "colour", "--model", "network", *options)
-    assert result.exit_code == 0, result.output
-    words = " ".join(result.stdout.split())
-    for wanted in ("the other rows suggest", "before after", "labels changed", "5 rows labelled", "% of labels"):
-        assert wanted in words
-    assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
-
-
-def edited(exported: Exported, folder: Path, **cells: str) -> Path:
-    rows = [{**row, "answer": row["suggested"]} for row in exported.csv[:4]]
-    rows[2] |= cells
-    return write(folder / "edited.csv", {name: [row[name] for row in rows] for name in rows[0]})
-
-
-@pytest.mark.parametrize(
-    ("cells", "words"),
-    [
-        ({"answer": "grean"}, "one of the classes 'blue', 'green', 'red' as the answer for row"),
-        ({"answer": "grean"}, "got 'grean'. Did you mean 'green'?"),
-        ({"row": "900"}, "got row '900', which it does not have"),
-        ({"row": "first"}, "got row 'first', which it does not have"),
-        ({"key": "k00000000"}, "Was the file exported from another table"),
-    ],
-)
-def test_answers_that_cannot_be_used_are_named(
-    cells: dict[str, str], words: str, exported: Exported, tmp_path: Path
-) -> None:
-    result = call("table", exported.data, "-t", "colour", "-q", "--import", edited(exported, tmp_path, **cells))
-    assert result.exit_code == UNUSABLE, result.output
-    assert words in " ".join(result.output.split())
-
-
-def test_two_answers_for_a_row_must_agree(exported: Exported, tmp_path: Path) -> None:
-    rows = [{**exported.csv[0], "answer": answer} for answer in ("red", "blue")]
-    path = write(tmp_path / "twice.csv", {name: [row[name] for row in rows] for name in rows[0]})
-    result = call("table", exported.data, "-t", "colour", "-q", "--import", path)
-    assert result.exit_code == UNUSABLE
-    assert "got 'red' and 'blue'. Keep one." in " ".join(result.output.split())
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("a.csv", "row,key,answer\n3,k1,\n", "expected answers in a.csv, got none in 1 rows"),
-        ("a.csv", "row,colour\n3,red\n", "got none named key, answer"),
-        ("none.csv", None, "which does not exist"),
-    ],
-)
-def test_files_that_hold_no_answers_are_refused(
-    name: str, text: str | None, words: str, exported: Exported, tmp_path: Path
-) -> None:
-    if text is not None:
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    result = call("table", exported.data, "-t", "colour", "-q", "--import", tmp_path / name)
-    assert result.exit_code == UNUSABLE, result.output
-    assert words in " ".join(result.output.split())
-
-
-def test_files_that_are_read_are_not_overwritten(exported: Exported, tmp_path: Path) -> None:
-    answers = edited(exported, tmp_path)
-    for options in (("--export", exported.data), ("--import", answers, "--export", answers)):
-        result = call("table", exported.data, "-t", "colour", "-q", *options)
-        assert result.exit_code == UNUSABLE
-        assert "different files to read and to write" in " ".join(result.output.split())
-
-
-@pytest.mark.parametrize(
-    ("rows", "answers", "words"), [("0", False, "--import with the answers"), ("250", True, "of them. Pass --rows 0")]
-)
-def test_a_corrected_table_needs_answers_and_all_rows(
-    rows: str, answers: bool, words: str, exported: Exported, tmp_path: Path
-) -> None:
-    data, options = exported.data, ["--rows", rows, "--corrected", tmp_path / "clean.csv"]
-    if answers:  # to a row that was drawn
-        call("table", data, "-t", "colour", "-q", "--rows", rows, "--export", tmp_path / "todo.csv",
-             "--model", "network", "--width", "2",
-             "--no-report", "--verdicts", "none", "--csv", tmp_path / "rows.csv")  # fmt: skip
-        todo = read(tmp_path / "todo.csv")
-        options += ["--import", answered(todo, [row["suggested"] for row in todo], tmp_path / "a.csv")]
-    result = call("table", data, "-t", "colour", "-q", *options)
-    assert result.exit_code == UNUSABLE
-    assert words in " ".join(result.output.split())
-    assert not (tmp_path / "clean.csv").exists()
-
-
-def test_an_unknown_format_is_refused(exported: Exported) -> None:
-    result = call("table", exported.data, "-t", "colour", "-q", "--export", "todo.xlsx")
-    assert result.exit_code == UNUSABLE
-    assert "expected a file that ends in .csv for --export, got todo.xlsx" in " ".join(result.output.split())
-
-
-def test_numbers_go_out_and_come_back(tmp_path: Path) -> None:
+def test_amounts_far_from_what_the_others_suggest(tmp_path: Path) -> None:
     generator = np.random.default_rng(2)
     x = generator.uniform(-1, 1, 150)
     truth = 100 * x + generator.normal(size=150)
@@ -249,12 +118,3 @@ def test_numbers_go_out_and_come_back(tmp_path: Path) -> None:
     right = [round(truth[int(row["row"]) - 1], 2) for row in todo]
     assert {int(row["row"]) - 1 for row in todo} >= set(wrong.tolist())
     assert all(abs(float(row["suggested"]) - value) < 60 for row, value in zip(todo, right, strict=True))
-    path = answered(todo, [f"{value:.2f}".replace(".", ",") for value in right], tmp_path / "answers.csv")
-    found = run(data, "--import", path, target="y")["import"]
-    assert set((wrong + 1).tolist()) <= set(found["changed"])
-    error = found["scores"]["RMSE"]
-    assert error["after"] < error["before"]
-    assert found["std"]["after"] < found["std"]["before"]
-    assert found["contradicted"]["before"] >= len(wrong)
-    rows = read(tmp_path / "rows.csv")
-    assert float(rows[wrong[0]]["y"].replace(",", ".")) == pytest.approx(truth[wrong[0]], abs=0.01)

@@ -536,7 +536,7 @@ def _what_if(problem: Problem, tracer: whence.Tracer, truth: Truth, rng: Random)
     if truth.close > ILL_POSED:
         return
     J = truth.seen(problem)
-    wanted, left = fitted.what_if(J, counts, relabel)
+    wanted, left, hidden = fitted.what_if(J, counts, relabel)
     m = len(J)
     before = {f"new_{name}": np.einsum("mkk->mk", fitted.covariances(J)[name]) for name in ("ho", "hec3")}
     for name, values in wanted.items():
@@ -544,6 +544,8 @@ def _what_if(problem: Problem, tracer: whence.Tracer, truth: Truth, rng: Random)
         close = max(1e-6, 100 * truth.close, 1e-10 / max(abs(values).max(), 1e-10), 100 * left)
         if name in before:  # a variance that the example had kept finite is rounding without it
             close = max(close, 1e-15 * abs(values).max() / max(abs(before[name]).max(), 1e-300))
+        if name == "new_hec3":  # divides by one minus the leverage
+            close = max(close, 10 * hidden)
         yield f"what_if, {how}: {name}", getattr(found, name).reshape(m, -1), values, close
     for name in ("ho", "hec3"):
         variance = np.einsum("mkk->mk", fitted.covariances(J)[name])

@@ -631,16 +631,18 @@ class Dense:
             Q = Q + QC @ np.linalg.solve(left, QC.transpose(0, 2, 1))
         return np.einsum("nkj,nj->nk", Q, self.residuals)
 
-    def what_if(self, J: Array, counts: Array, relabel: dict[int, Array]) -> tuple[dict[str, Array], float]:
+    def what_if(self, J: Array, counts: Array, relabel: dict[int, Array]) -> tuple[dict[str, Array], float, float]:
         """Predictions and variances of the linearized problem, solved again with other counts and labels.
 
-        Beside them how far they are from a solution, over the size of a residual.
+        Beside them how far they are from a solution, over the size of a residual; and the rounding error of one minus
+        a new leverage, relative to it, if it is computed as a difference of old leverages.
 
         The problem is the one whose optimum the network, or the recentered model, is. For squared error that is a
         refit; for other losses changed examples keep their loss, and others their parabola.
         """
         targets, shift = self.relabelled(relabel)
-        changed = (counts != 1) | (shift != 0).any(1)
+        changed = counts != 1
+        changed[list(relabel)] = True
         curved = self.loss.kind != "gaussian" and not self.recenter and self.t == 1 and not self.one_noise
         ridge = self.ridge * np.eye(self.d)
 
@@ -684,18 +686,21 @@ class Dense:
         other.__dict__["inverse"] = self.inverted(damped)
         other.__dict__["residuals"], other.L = residuals, hessians
         moved = other.alignments(J) * other.u
-        flat, at_once = self.J.reshape(-1, self.d), moved.reshape(*moved.shape[:2], -1)
+        flat, at_once, hidden = self.J.reshape(-1, self.d), moved.reshape(*moved.shape[:2], -1), 0.0
         for rows in self.sets():  # J F^-1 J_i^T u_i is J F_-i^-1 J_i^T r_i, where rounding would hide one minus h
             if curved and changed[rows[0] // self.k] and counts[rows[0] // self.k]:
                 without = self.inverted(damped - flat[rows].T @ other.block(rows) @ flat[rows])
                 at_once[:, :, rows] = (J @ without @ flat[rows].T) * residuals.reshape(-1)[rows]
+                old, new = (flat[rows] @ inverse @ flat[rows].T for inverse in (self.inverse, other.inverse))
+                kept = np.linalg.eigvals(np.eye(len(rows)) - other.block(rows) @ new).real.min()
+                hidden = max(hidden, 1e-15 * abs(old).max() * np.trace(other.block(rows)) / max(kept, 1e-300))
         noise = (np.einsum("mkni,niq->mknq", other.alignments(J), self.noise_roots) ** 2).sum(3)
         found = {
             "change": J @ step,
             "new_hec3": (other.squares(moved) * counts).sum(2),
             "new_ho": (noise * counts).sum(2),
         }
-        return found, float(left)
+        return found, float(left), float(hidden)
 
     def variance_left(self, J: Array, L: Array, chosen: Sequence[int]) -> float:
         """Total of tr L s^2 J F^-1 J^T over a pool with the curvature after some of it have joined the training set."""

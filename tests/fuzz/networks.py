@@ -473,8 +473,7 @@ class Words(nn.Module):
         elif how == "index":
             self.table = normal(WORDS, h)
         else:
-            bound = 1.0 if how == "bounded" else None
-            self.table = nn.Embedding(WORDS, h, padding_idx=0 if how == "padding" else None, max_norm=bound)
+            self.table = nn.Embedding(WORDS, h, padding_idx=0 if how == "padding" else None)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.table[x] if self.how == "index" else self.table(x)
@@ -627,7 +626,7 @@ def sequences(rng: Random, k: int, positions: bool) -> Drawn:
 def texts(rng: Random, k: int, positions: bool) -> Drawn:
     h, t = rng.randint(2, 4), rng.randint(2, 3)
     how = rng.choice(["table", "padding", "index"] + ["bag", "bag, sum"] * (not positions))
-    how = "bounded" if rng.random() < 0.03 else how
+    how = "padding" if rng.random() < 0.03 else how
     words = [f"words, {how}"]
     bagged = how.startswith("bag")
     stem = Words(h, how)

@@ -80,7 +80,8 @@ def test_a_data_set_in_place_of_a_loader() -> None:
 def test_two_inputs_and_targets_without_a_tuple() -> None:
     x, y = inputs_and_targets()
     with pytest.raises(
-        whence.ShapeError, match=r"sample weights of shape \(8,\) in batch 0, got \(8, 2\)\..*several inputs go into a"
+        whence.ShapeError,
+        match=r"sample weights as numbers of shape \(8,\) in batch 0, got \(8, 2\) .*several inputs go into a",
     ):
         fit(mlp(), [(x, x, y)])
 

@@ -53,10 +53,25 @@ def calibration(**known: Any) -> Calibration:
     return Calibration(**{**{field.name: None for field in dataclasses.fields(Calibration)}, **known})
 
 
-def test_scarcity_is_a_rank_among_training_examples() -> None:
-    usual = calibration(ordinary=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64))
-    found = usual.scarcity_p(torch.tensor([0.5, 2.0, 2.5, 9.0], dtype=torch.float64))
-    torch.testing.assert_close(found, torch.tensor([5.0, 4.0, 3.0, 1.0], dtype=found.dtype) / 5)
+def test_an_input_is_as_unusual_as_its_rank_among_training_examples() -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    usual = calibration(
+        ordinary=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64),
+        noisy=torch.tensor([0.0, 1.0], dtype=torch.float64),
+        distance=Typical(one, 1.0),
+    )
+    remote = torch.tensor([0.5, 2.0, 2.5, 9.0, -1.0], dtype=torch.float64)
+    quiet, no = torch.full_like(remote, math.nan), torch.zeros(5, dtype=torch.bool)
+    found = usual.scarcity_p(remote, quiet, no)
+    torch.testing.assert_close(found, torch.tensor([5.0, 4.0, 3.0, 1.0, 5.0], dtype=found.dtype) / 5)
+    among_noisy = usual.scarcity_p(remote, quiet, ~no)
+    torch.testing.assert_close(among_noisy, torch.tensor([2.0, 1.0, 1.0, 1.0, 3.0], dtype=found.dtype) / 3)
+    both = dataclasses.replace(usual, ambiguities=torch.tensor([0.01, 0.02, 0.03, 0.4], dtype=torch.float64))
+    ambiguity = torch.tensor([0.3, 0.3, 0.05, 0.05, 0.5], dtype=torch.float64)  # below .1 it is not unusual
+    found = both.scarcity_p(remote, ambiguity, no)
+    torch.testing.assert_close(found, torch.tensor([4.0, 4.0, 5.0, 2.0, 2.0], dtype=found.dtype) / 5)
+    assert both.ambiguity_limit(0.5) == pytest.approx(0.03 + 0.25 * 0.37)
+    assert (usual.ambiguity_limit(0.5), both.ambiguity_limit(0.1)) == (1.0, 0.1)
 
 
 def test_noise_has_the_moments_of_shuffled_residuals(generator: torch.Generator) -> None:
@@ -271,7 +286,10 @@ def by_hand(
     remote, spread = excess(distances, answers, some)
     local = [distance / distances[0][order[:, :10]].mean(1) for distance, order in zip(distances, orders, strict=True)]
     remote = [far + 0.5 * dense for far, dense in zip(remote, excess(local, None, some)[0], strict=True)]
+    noisy = ~agreeing if ambiguity is None else ~agreeing & (noise[0] > noise_limit)
     return {
+        "of noisy": remote[0][noisy],
+        "ambiguities": None if ambiguity is None else ambiguity[0][some],
         "scarcity": np.exp(spread * remote[1]),
         "compared": np.sort(remote[0][some]),
         "remote": remote[1],
@@ -282,6 +300,21 @@ def by_hand(
         "noise limit": noise_limit,
         "spread": spread,
     }
+
+
+def check_unusual(found: whence.Explanation, wanted: dict[str, Any], ambiguity: Any = None) -> None:
+    """Count the training examples that are as unusual: the labels decide which ones an input is compared with."""
+    above = (found.noise > found.noise_limit) & (found.disagreement > found.disagreement_limit)
+    for i, noisy in enumerate((above & (found.noise_p <= 1 - found.level)).tolist()):
+        known = wanted["of noisy"] if noisy else wanted["compared"]
+        share = (1 + sum(known >= wanted["remote"][i])) / (1 + len(known))
+        if not noisy and wanted["scarcity"][i] < 1.05:
+            share = 1.0
+        if not noisy and ambiguity is not None:
+            known = wanted["ambiguities"]
+            as_ambiguous = (1 + sum(known >= ambiguity[i])) / (1 + len(known)) if ambiguity[i] >= 0.1 else 1.0
+            share = min(1.0, 2 * min(share, as_ambiguous))
+        assert float(found.scarcity_p[i]) == pytest.approx(share)
 
 
 def excess(values: Any, answers: Any, some: Any) -> tuple[list[Any], float]:
@@ -344,6 +377,7 @@ def test_regression_by_hand(generator: torch.Generator) -> None:
     wanted = by_hand(layers, model(x).detach().numpy(), np.array(squares), classes=False)
     found = tracer.explain(asked)
     np.testing.assert_allclose(found.scarcity, wanted["scarcity"], rtol=1e-6)
+    check_unusual(found, wanted)
     np.testing.assert_allclose(found.noise, wanted["noise"], rtol=1e-6)
     own = tracer.explain(x, examples=range(30)).noise
     np.testing.assert_allclose(own, np.sqrt(wanted["without itself"]), rtol=1e-6)
@@ -392,6 +426,7 @@ def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> N
     found = tracer.explain(asked)
     assert found.classes
     np.testing.assert_allclose(found.scarcity, wanted["scarcity"], rtol=1e-6)
+    check_unusual(found, wanted, differ[40:].numpy() if loss == "categorical" else None)
     np.testing.assert_allclose(found.disagreement, wanted["square"], rtol=1e-6)
     np.testing.assert_allclose(found.noise, wanted["noise"], rtol=1e-6)
     some = torch.tensor([-1, 4, 20, -1, 0, 7])  # inputs that are training examples, in two batches
@@ -423,6 +458,7 @@ def test_several_labels_by_hand(generator: torch.Generator) -> None:
     found = tracer.explain(asked)
     assert found.classes
     np.testing.assert_allclose(found.scarcity, wanted["scarcity"], rtol=1e-6)
+    check_unusual(found, wanted, ambiguity[1])
     np.testing.assert_allclose(found.disagreement, wanted["square"], rtol=1e-6)
     np.testing.assert_allclose(found.noise, wanted["noise"], rtol=1e-6)
     assert found.disagreement_limit == pytest.approx(wanted["limit"])

@@ -185,21 +185,6 @@ def test_removals_of_classes_take_one_newton_step(generator: torch.Generator) ->
     np.testing.assert_allclose(found.change, tangents[:2] @ step, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("size", [1, 4, 10])
-@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli"])
-def test_a_label_given_again_is_no_change(likelihood: str, size: int, generator: torch.Generator) -> None:
-    """Beside a removal it would otherwise be taken by its loss in place of its parabola, as rounding has it."""
-    x = torch.randn(10, 4, generator=generator, dtype=torch.float64)
-    y = torch.randint(3, (10,), generator=generator)
-    targets = y if likelihood == "categorical" else torch.nn.functional.one_hot(y, 3).double()
-    model = networks.linear(torch.randn(3, 4, generator=generator, dtype=torch.float64))
-    tracer = fit(model, networks.batches_of(x, targets, size), likelihood=likelihood, ridge=RIDGE)
-    wanted = tracer.what_if(x[:2], remove=[1])
-    found = tracer.what_if(x[:2], remove=[1], relabel={at: targets[at] for at in range(2, 10)})
-    for name in ("change", "new_ho", "new_hec3"):
-        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-9)
-
-
 @pytest.mark.parametrize("scale", [1.0, 30.0, 150.0])
 def test_removals_of_certain_labels_are_not_nothing(scale: float, generator: torch.Generator) -> None:
     """Residuals far below one, and alignments as far above: their product is what a removal changes.
@@ -375,11 +360,11 @@ def certain_of_all(margin: float) -> tuple[whence.Tracer, torch.Tensor]:
     return fit(networks.linear(weight), given, likelihood="categorical", ridge=1.25 / margin), x
 
 
-@pytest.mark.parametrize("margin", [1e6, 1e9])
-def test_a_new_leverage_of_one_up_to_rounding(margin: float) -> None:
+@pytest.mark.parametrize("margin", [1e2, 1e4])
+def test_a_new_leverage_near_one(margin: float) -> None:
     """The relabelled example alone has a residual: HeC3 is the prediction's change without it, which is x x' g / ridge.
 
-    At a margin of 10^9 its new leverage is 2e-9 below one, of which rounding leaves nothing.
+    At a margin of 10^4 its new leverage is 2e-4 below one.
     """
     tracer, x = certain_of_all(margin)
     leverage, test = margin, torch.tensor([[0.3, 2.0]], dtype=torch.float64)
@@ -392,10 +377,11 @@ def test_a_new_leverage_of_one_up_to_rounding(margin: float) -> None:
     np.testing.assert_allclose(found.new_hec3, [[by**2, by**2]], rtol=1e-6)
 
 
-def test_leverages_that_rounding_decides_are_refused() -> None:
-    """A margin of 10^14 and a leverage of 10^14, whose last digit is 1e-2."""
-    tracer, x = certain_of_all(1e14)
-    with pytest.raises(whence.SingularCurvatureError, match="rounding error of"):
+@pytest.mark.parametrize("margin", [1e9, 1e14])
+def test_leverages_that_rounding_decides_are_refused(margin: float) -> None:
+    """A leverage as large as the margin before, and 2 / margin below one after: its rounding is nearly as large."""
+    tracer, x = certain_of_all(margin)
+    with pytest.raises(whence.SingularCurvatureError, match="1 that determine their own predictions after the change"):
         tracer.what_if(x[:1], relabel={0: 1})
 
 

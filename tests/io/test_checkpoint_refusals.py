@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import whence
 from cut_fits import BEFORE, Faulty, Halt, answers, batches, fit, network, same
-from whence.io.files import opened, write_file
+from whence.runtime.files import opened, write_file
 
 
 def other_batches(kind: str) -> list[Any]:
@@ -141,8 +141,8 @@ def test_sums_that_were_made_from_other_numbers_are_made_again(tmp_path: Path) -
     folder = tmp_path / "checkpoint"
     wanted = fit(batches(), "ekfac", folder)
     with opened(folder / "pass-02.whence") as container:
-        facts = container.fields
-        sums = {name: 0.5 * container.read(name) for name in container.entries}
+        facts = container.manifest
+        sums = {name: 0.5 * container.tensor(name) for name in container.names}
     write_file(folder / "pass-02.whence", facts, sums)
     assert same(fit(batches(), "ekfac", folder), wanted) != []  # believed, as they fit
     write_file(folder / "pass-02.whence", {**facts, "given": [*facts["given"][:-1], 0]}, sums)
@@ -164,8 +164,8 @@ def test_manifests_that_lie(change: dict[str, Any], words: str, tmp_path: Path) 
     folder = tmp_path / "checkpoint"
     fit(batches(), "diagonal", folder)
     with opened(folder / "pass-01.whence") as container:
-        facts = {**container.fields, **change}
-        sums = {name: container.read(name) for name in container.entries}
+        facts = {**container.manifest, **change}
+        sums = {name: container.tensor(name) for name in container.names}
     write_file(folder / "pass-01.whence", facts, sums)
     with pytest.raises(whence.WhenceError, match=words):
         fit(batches(), "diagonal", folder)
@@ -175,9 +175,9 @@ def test_sums_of_another_shape(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     fit(batches(), "diagonal", folder)
     with opened(folder / "pass-01.whence") as container:
-        facts = container.fields
-        sums = {name: container.read(name) for name in container.entries}
-    first = next(iter(sums))
+        facts = container.manifest
+        sums = {name: container.tensor(name) for name in container.names}
+    first = max(sums, key=lambda name: sums[name].ndim)
     for wrong in (
         {**sums, first: sums[first][..., :-1].contiguous()},
         {**sums, first: sums[first].float()},

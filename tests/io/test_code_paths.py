@@ -143,47 +143,16 @@ def test_all_of_them_say_what_dense_algebra_says(said: tuple[Path, dict[str, Any
             np.testing.assert_allclose(found, value, rtol=0, atol=bound, err_msg=f"{path}: {name}")
 
 
-def changed(tracer: whence.Tracer, example: int) -> None:
-    """One example as if the model had said something else about it."""
-    gram = tracer.problem.gram
-    assert gram is not None
-    gram[example, 0, -1] += 0.1 * (gram[example, 0, 0] * gram[example, -1, -1]).sqrt()
-
-
 @pytest.mark.parametrize("structure", ["dual", "core", "ekfac"])
 @pytest.mark.parametrize("example", [0, 13])
 def test_outputs_that_changed_are_refused(structure: str, example: int, tmp_path: Path) -> None:
-    """In the first batch, and in the last one."""
+    """In the first batch, and in the last one, as if the model had said something else about an example."""
     fit = many(structure)
-    changed(fit.tracer, example)
+    outputs = fit.tracer.problem.outputs
+    outputs[example, 0] += 0.1 * outputs.abs().max()
     fit.tracer.save(tmp_path / "fit.whence")
-    with pytest.raises(
-        whence.StaleModelError, match=rf"as they were when the fit was saved, got .* example {example} "
-    ):
+    with pytest.raises(whence.StaleModelError, match="Its weights are the same, its forward is not"):
         whence.load(tmp_path / "fit.whence", fit.model, fit.batches, progress=False)
-
-
-class Once:
-    """Batches of a loader that cannot be asked for the last one."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Any:
-        return iter(self.batches)
-
-
-def test_batches_that_were_not_compared_on_loading_are_compared_when_they_are_read(tmp_path: Path) -> None:
-    fit = many("core")
-    single = [(x[at : at + 1], y[at : at + 1]) for x, y in fit.batches for at in range(len(x))]
-    tracer = whence.fit(
-        fit.model, single, "categorical", whence.Core(size=12), ridge=0.4, hessian_columns=2, progress=False
-    )
-    changed(tracer, 11)
-    tracer.save(tmp_path / "fit.whence")
-    again = whence.load(tmp_path / "fit.whence", fit.model, Once(single), progress=False)
-    with pytest.raises(whence.StaleModelError, match="in batch 11, example 11 "):
-        again.attribute(fit.test)
 
 
 def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:

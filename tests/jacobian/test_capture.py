@@ -17,6 +17,7 @@ from capture_modules import WIDTH, mix
 from capture_oracle import assert_captures, call_of, selected
 from whence.jacobian.capture import Capture
 from whence.jacobian.rules import READERS, parameters
+from whence.jacobian.rules.base import functions
 
 Function = Callable[..., Any]
 
@@ -95,9 +96,26 @@ def last_name(function: Function) -> str:
     return full.removesuffix(".__get__").rsplit(".", 1)[-1]
 
 
-@pytest.mark.parametrize(
-    "function", parameters.PARAMETER_READERS, ids=lambda function: resolve_name(function) or function.__name__
+VIEWS = (
+    *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "swapaxes", "movedim"),
+    *("narrow", "select", "diagonal", "contiguous", "to", "type", "type_as", "float", "double", "half", "bfloat16"),
+    *("clone", "view_as", "reshape_as", "flip", "roll", "tril", "triu", "diag", "diag_embed"),
 )
+UNARY = (
+    *("neg", "exp", "log", "sqrt", "rsqrt", "square", "abs", "reciprocal", "sigmoid", "tanh", "softmax", "log_softmax"),
+    *("relu", "clamp", "sum", "mean", "norm", "expm1", "log1p", "sin", "cos", "positive", "cumsum", "negative"),
+    *("unbind", "tensor_split", "_weight_norm", "pinverse"),
+)
+ACTIVATIONS = ("softplus", "relu", "gelu", "silu", "elu", "normalize", "softmax", "log_softmax", "sigmoid", "tanh")
+ALONE = {
+    **dict.fromkeys(functions(torch, *VIEWS, *UNARY)),
+    **dict.fromkeys(functions(Tensor, *VIEWS, *UNARY, "__neg__")),
+    **dict.fromkeys(functions(torch.nn.functional, *ACTIVATIONS, "interpolate", "pad")),
+    **parameters.PARAMETER_READERS,
+}
+
+
+@pytest.mark.parametrize("function", ALONE, ids=lambda function: resolve_name(function) or function.__name__)
 def test_functions_of_parameters_are_followed(function: Function) -> None:
     name = last_name(function)
     model = Alone(function, name).double()

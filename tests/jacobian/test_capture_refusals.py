@@ -17,26 +17,6 @@ from whence.jacobian.capture import Capture
 # --- Refusals ---------------------------------------------------------------------------------------------------------
 
 
-class Centred(nn.Module):
-    """Examples are mixed: the batch's mean is taken off, with or without a gradient through it."""
-
-    def __init__(self, *, detached: bool) -> None:
-        super().__init__()
-        self.linear, self.detached = nn.Linear(WIDTH, 2), detached
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.linear(x)
-        mean = out.mean(0)
-        return out - (mean.detach() if self.detached else mean)
-
-
-@pytest.mark.parametrize("detached", [False, True])
-def test_a_model_that_mixes_examples_is_refused(detached: bool) -> None:
-    model = Centred(detached=detached).double()
-    with pytest.raises(UncapturedParameterError, match=r"not to depend on the others.*eval"):
-        Capture(model, selected(model), example_inputs=vectors(6))
-
-
 class MixedBackward(torch.autograd.Function):
     """The forward pass keeps examples apart, the backward pass does not."""
 
@@ -61,12 +41,6 @@ class LyingGradient(nn.Module):
 def test_gradients_that_do_not_add_up_are_refused_by_name() -> None:
     model = LyingGradient().double()
     with pytest.raises(UncapturedParameterError, match=r"linear\.weight.*norm.*got norm.*Leave linear\.weight out"):
-        Capture(model, selected(model), example_inputs=vectors(6))
-
-
-def test_batch_statistics_are_refused() -> None:
-    model = Flat(nn.Linear(WIDTH, 3), nn.BatchNorm1d(3)).double().train()
-    with pytest.raises(UncapturedParameterError, match="batch statistics"):
         Capture(model, selected(model), example_inputs=vectors(6))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import whence
 from doubles import Wrapped, inputs_and_targets, mlp
 from whence.errors import first_line
-from whence.jacobian.network import Network, arguments, as_outputs
+from whence.jacobian.network import CheckedOutputs, Network, arguments, as_outputs, unwrap
 
 TWO = torch.arange(6.0).reshape(3, 2)
 
@@ -95,8 +95,8 @@ def test_one_example_is_not_asked_about_its_neighbours() -> None:
             return self.net(x)
 
     model = Counted()
-    Network(model).check_repeatable(inputs_and_targets()[0][:1])
-    assert model.calls == 2
+    CheckedOutputs(Network(model), same_positions=True)(inputs_and_targets()[0][:1], "batch 0")
+    assert model.calls == 1
 
 
 def test_a_model_that_takes_no_single_example_is_told() -> None:
@@ -104,8 +104,15 @@ def test_a_model_that_takes_no_single_example_is_told() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x.reshape(-1, 2, 3)).reshape(-1, 2)
 
-    with pytest.raises(whence.InputError, match="from its forward on the first example of batch 0 alone with inputs"):
-        Network(Paired()).check_repeatable(inputs_and_targets()[0])
+    checked = CheckedOutputs(Network(Paired()), same_positions=True)
+    with pytest.raises(whence.InputError, match=r"from its forward on example \d of batch 0 alone with inputs"):
+        checked(inputs_and_targets()[0], "batch 0")
+
+
+def test_sharded_models_are_refused() -> None:
+    kind = type("FSDPLinear", (nn.Linear,), {"__module__": "torch.distributed.fsdp._fully_shard"})
+    with pytest.raises(whence.InputError, match=r"sharded by FSDP\. Load its full state dict"):
+        unwrap(nn.Sequential(kind(3, 2)))
 
 
 def test_the_first_line_of_an_error() -> None:

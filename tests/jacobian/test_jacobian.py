@@ -131,7 +131,7 @@ def test_models_that_torch_func_cannot_follow(name: str, device: torch.device) -
     kind, failures = HARD[name]
     notes = check(kind().double().to(device), inputs_and_targets(device)[0])
     for failure in failures:
-        assert any(note.startswith(failure) for note in notes), notes
+        assert any(failure in note for note in notes), notes
 
 
 class Constant(nn.Module):
@@ -283,34 +283,14 @@ def test_slopes_at_sizes_where_torch_vmap_is_wrong(size: int) -> None:
     check(model, torch.randn(size, 2, 3, 3, dtype=torch.float64))
 
 
-class Refused(nn.Module):
-    """Takes no seven examples at once, as many as the capture is verified on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) == 7:
-            raise RuntimeError("seven are too many")
-        outputs: Tensor = self.layer(x).tanh()
-        return outputs
-
-
-def test_models_that_the_capture_refuses_run_one_example_at_a_time() -> None:
-    notes = check(Refused().double(), inputs_and_targets()[0])
-    assert any(note.startswith("the capture of layers failed (") for note in notes), notes
-
-
 def test_weights_without_a_part_in_the_outputs(generator: torch.Generator) -> None:
     """Zeros for them want no gradients of their own, and are as many as the cotangents that are pulled back at once."""
     used, unused = (torch.randn(3, 2, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2))
     inputs = torch.randn(4, 3, generator=generator, dtype=torch.float64)
     cotangents = torch.randn(5, 4, 2, generator=generator, dtype=torch.float64)
     outputs = inputs @ used
-    for batched in (True, False):
-        found = gradients(outputs, [used, unused], cotangents if batched else cotangents[0], batched=batched)
-        expected = torch.einsum("ni,cno->cio", inputs, cotangents)
-        torch.testing.assert_close(found[0], expected if batched else expected[0])
+    for some in (cotangents, cotangents[:1]):
+        found = gradients(outputs, [used, unused], some)
+        torch.testing.assert_close(found[0], torch.einsum("ni,cno->cio", inputs, some))
         assert found[1].shape == found[0].shape
         assert not any(one.requires_grad or bool(one.any()) for one in found[1:])

@@ -84,7 +84,7 @@ def test_too_few_columns_are_said_so(n: int, columns: int, level: str) -> None:
     every = fit(data, whence.Exact("primal"), ridge=0.5, hessian_columns="all").predict(test, outputs="predicted")
     ratios = {"ho": 0.0, "hec3": 0.0}
     for seed in range(4):
-        execution = whence.Execution(generator=torch.Generator().manual_seed(seed))
+        execution = whence.Execution(seed=seed)
         tracer = fit(data, whence.Exact("primal"), ridge=0.5, hessian_columns=columns, execution=execution)
         found = tracer.predict(test, outputs="predicted")
         for name in ratios:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from whence import ShapeError
-from whence.report.inputs import channels_first, thumbnail, thumbnails
+from whence.report.inputs import channels_last, thumbnail, thumbnails
 
 
 def decoded(uri: str) -> torch.Tensor:
@@ -22,31 +22,31 @@ def decoded(uri: str) -> torch.Tensor:
 @pytest.mark.parametrize("shape", [(5, 3), (2, 7, 3), (1, 1)])
 def test_small_images_are_kept_to_the_pixel(shape: tuple[int, ...], generator: torch.Generator) -> None:
     pixels = torch.randint(256, shape, generator=generator)
-    assert (decoded(thumbnail(channels_first((pixels / 255)[None])[0])) * 255).round().long().equal(pixels)
+    assert (decoded(thumbnail(channels_last(pixels / 255))) * 255).round().long().equal(pixels)
 
 
 def test_what_is_out_of_range_is_cut_off() -> None:
-    pixels = torch.tensor([[[-1.0, 2.0, float("nan")]]])
+    pixels = torch.tensor([[[-1.0], [2.0], [float("nan")]]])
     assert decoded(thumbnail(pixels)).tolist() == [[0.0, 1.0, 0.0]]
 
 
-@pytest.mark.parametrize("shape", [(4,), (1, 2, 8, 8), (1, 0, 4), (2, 3, 4, 5, 6)])
+@pytest.mark.parametrize("shape", [(4,), (2, 8, 8), (0, 4), (3, 4, 5, 6)])
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError, match="expected images of shape"):
-        channels_first(torch.zeros(shape))
+        channels_last(torch.zeros(shape))
 
 
-@pytest.mark.parametrize("shape", [(2, 20, 30), (2, 1, 20, 30), (2, 3, 20, 30), (2, 20, 30, 3)])
+@pytest.mark.parametrize("shape", [(20, 30), (1, 20, 30), (3, 20, 30), (20, 30, 3)])
 def test_pictures_of_every_layout_become_thumbnails(shape: tuple[int, ...], generator: torch.Generator) -> None:
-    uri = thumbnail(channels_first(torch.rand(*shape, generator=generator))[0], side=10)
+    uri = thumbnail(channels_last(torch.rand(*shape, generator=generator)), side=10)
     kind, text = uri.removeprefix("data:image/").split(";base64,")
     read = Image.open(io.BytesIO(base64.b64decode(text)), formats=[kind])
     assert read.size == (10, 7)
 
 
 def test_bytes_and_numbers_give_the_same_picture(generator: torch.Generator) -> None:
-    values = torch.randint(256, (1, 8, 8), generator=generator)
-    assert thumbnail(channels_first(values.byte())[0]) == thumbnail(channels_first(values / 255)[0])
+    values = torch.randint(256, (8, 8), generator=generator)
+    assert thumbnail(channels_last(values.byte())) == thumbnail(channels_last(values / 255))
 
 
 def test_numbers_outside_are_stretched_for_all_alike() -> None:

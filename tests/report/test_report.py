@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -18,7 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import whence
 from report_examples import EVIL, Example, draw, fitted, kinds, pictures, rows, texts, trained
 from whence.influence.explanation import VERDICTS
-from whence.report import Facts, Row, Section, Table, Words
 from whence.trust.checks import MEANING
 
 VOID = {"meta", "img", "input", "br"}
@@ -157,10 +157,8 @@ def test_right_and_wrong_of_one_output(tmp_path: Path) -> None:
 def test_shows_hostile_text_and_never_runs_it(tmp_path: Path) -> None:
     def write(text: str) -> Reader:
         example = texts(extra=text)
-        sections = (
-            Section(text, (text,), (Words(((text, text),)), Facts(((text, text, text),)))),
-            Section(text, (), (Table(text, (text, text), (Row(text, (text,), text, True),), text),)),
-        )
+        index = pd.MultiIndex.from_tuples([(text, text)], names=[text, text])
+        sections = {text: [text, {text: text}, (text, pd.DataFrame({text: [text]}, index))]}
         ids = [f"{number}{text}" for number in range(len(example.x))]
         options: dict[str, Any] = {"title": text, "about": [text], "sections": sections, "ids": ids}
         return read(example.write(tmp_path / "report.html", **options))
@@ -170,6 +168,23 @@ def test_shows_hostile_text_and_never_runs_it(tmp_path: Path) -> None:
     assert sorted(set(evil.tags)) == sorted(set(plain.tags)), "text became elements"
     assert evil.words.count(EVIL) > 60
     assert not any(name.startswith("on") or name == "style" for _, name, _ in evil.attributes)
+
+
+def test_sections_of_one_s_own(tmp_path: Path) -> None:
+    example = KINDS["a number"]
+    grouped = pd.DataFrame({"a": ["0.1", "0.2"]}, pd.MultiIndex.from_tuples([("g", "r"), ("h", "r")]))
+    plain = pd.DataFrame({"b": [7]}, index=pd.Index(["r"], name="rows"))
+    content = ["A paragraph.", {"term": "its meaning"}, ("Grouped", grouped), ("Plain", plain)]
+    path = example.write(tmp_path / "report.html", sections={"Mine": content})
+    html = "".join(line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    part = html[html.index('<h2 id="more-1-title">Mine</h2>') : html.index('<section id="how"')]
+    for wanted in (
+        "<p>A paragraph.</p>",
+        "<dt>term</dt><dd><span>its meaning</span></dd>",
+        '<th scope="rowgroup" colspan="2">h</th></tr><tr><th scope="row">r</th><td>0.2</td></tr></tbody>',
+        '<tr><th scope="col">rows</th><th scope="col">b</th></tr></thead><tbody><tr><th scope="row">r</th><td>7</td>',
+    ):
+        assert wanted in part
 
 
 def test_asks_for_nothing_from_outside(page: Path) -> None:
@@ -201,8 +216,7 @@ def test_few_are_traced_where_few_are_asked_for(example: Example, tmp_path: Path
     assert "40 of 150 predictions were traced" in read(path).words
     exact = np.array([VERDICTS.index(one) for one in example.tracer.explain(example.x).verdicts])
     codes = unpack(data, "verdict", "u1")
-    assert (codes[data["traced"]] == exact[data["traced"]]).all()
-    assert (codes == exact).mean() > 0.9
+    assert (codes == exact).all()
 
 
 def test_rows_of_a_table(tmp_path: Path) -> None:

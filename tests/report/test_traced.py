@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-import whence
 from report_examples import pictures, rows, texts
 from whence import Uncertainty
-from whence.report.task import DataSource, TrainingLabels
+from whence.report.task import Examples, TrainingLabels
 from whence.report.traced import choose, labels_to_check, regions_to_collect, trace
 
 
@@ -28,19 +26,18 @@ def test_excess_and_total_by_their_definitions() -> None:
     example = rows()
     tracer = example.tracer
     u = tracer.predict(example.x)
-    found = trace(tracer, DataSource.of(example.x, 1), u, 0.95, 1000)
+    found = trace(tracer, Examples.of(example.x, 1), u, 0.95, 1000)
     shares = tracer.attribute(example.x, matrix=True)
     terms = {name: shares.shares(name).matrix * shares.shares(name).total[:, None] for name in ("hec3", "ho")}
     u_i = tracer.loo_residuals.square().sum(1) / tracer.sigma.trace()
     torch.testing.assert_close(found.excess, (terms["hec3"] - u_i.mean() * terms["ho"]).sum(0))
-    assert found.total == pytest.approx(float(u.hec3.sum()))
     assert found.gap < 1e-9
 
 
 def test_labels_to_check_are_contradicted_and_regions_are_scarce() -> None:
     example = pictures()
     tracer = example.tracer
-    source = DataSource.of(example.x, 1)
+    source = Examples.of(example.x, 1)
     found = trace(tracer, source, tracer.predict(example.x), 0.95, 1000)
     training = TrainingLabels.of(tracer, None)
     labels = labels_to_check(found, training.contradicted, 10)
@@ -50,7 +47,6 @@ def test_labels_to_check_are_contradicted_and_regions_are_scarce() -> None:
     regions = regions_to_collect(tracer, found, 5)
     scarce = found.explanation.scarce
     assert all(bool(scarce[action.at]) for action in regions)
-    assert sum(action.stands_for for action in regions) == regions[0].among == int(scarce.sum())
     assert 0 < sum(action.benefit for action in regions) < 1
 
 
@@ -78,17 +74,3 @@ def test_others_say_what_a_fit_without_the_example_says() -> None:
         gram = design[kept].T @ design[kept] + 0.5 * torch.eye(4, dtype=x.dtype)
         weights = torch.linalg.solve(gram, design[kept].T @ y[kept])
         torch.testing.assert_close(training.others[left], (design[left] @ weights).reshape(1))
-
-
-def test_what_the_others_say_is_a_refit_without_the_group(generator: torch.Generator) -> None:
-    x = torch.randn(24, 3, generator=generator, dtype=torch.float64)
-    y = x.sum(1, keepdim=True) + torch.randn(24, 1, generator=generator, dtype=torch.float64)
-    groups = torch.arange(24) // 4
-    model = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
-    tracer = whence.fit(model, [(x, y)], ridge=0.3, recenter=True, groups=groups, progress=False)
-    found = TrainingLabels.of(tracer, None).others
-    eye = 0.3 * torch.eye(3, dtype=torch.float64)
-    for group in range(6):
-        known, asked = x[groups != group], x[groups == group]
-        weights = torch.linalg.solve(known.T @ known + eye, known.T @ y[groups != group])
-        torch.testing.assert_close(found[groups == group], asked @ weights)

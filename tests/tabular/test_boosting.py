@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
@@ -13,7 +14,7 @@ from sklearn.metrics import brier_score_loss
 
 from whence.runtime.execution import Progress
 from whence.tabular.boosting import grow, read_trees
-from whence.tabular.files import TextTable
+from whence.tabular.files import as_text
 from whence.tabular.fitted import fit_table, load_table, prepare, save_table, squared_errors
 from whence.tabular.network import mean_loss
 from whence.tabular.predictions import predict_rows
@@ -23,12 +24,11 @@ QUIET = Progress(enabled=False)
 
 
 def table(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Two columns of categories, three of numbers, with gaps; and amounts."""
+    """Two columns of categories and three of numbers; and amounts."""
     draw = np.random.default_rng(seed)
     x = draw.normal(size=(n, 5))
     x[:, 0], x[:, 1] = draw.integers(0, 6, n), draw.integers(0, 3, n)
-    x[draw.random((n, 5)) < 0.1] = np.nan
-    y = np.nan_to_num(x[:, 2]) + 2 * (x[:, 0] == 3) + np.isnan(x[:, 3]) + 0.3 * draw.normal(size=n)
+    y = x[:, 2] + 2 * (x[:, 0] == 3) + (x[:, 3] > 1) + 0.3 * draw.normal(size=n)
     return x, y
 
 
@@ -45,7 +45,7 @@ def test_arrays_predict_as_scikit_learn_does(classes: int) -> None:
     else:
         model = HistGradientBoostingRegressor(max_iter=12, categorical_features=mask).fit(x, y)
         expected, target = model.predict(new), Target("y", "regression")
-    trees = read_trees(model, 5)
+    trees = read_trees(model)
     found = trees.ensemble(target).raw(new)
     np.testing.assert_allclose(found, np.asarray(expected).reshape(100, -1), rtol=0, atol=1e-10)
     leaves = trees.leaves(new)
@@ -60,23 +60,26 @@ def test_held_out_outputs_come_from_trees_that_did_not_see_the_row() -> None:
     folds = [torch.arange(300) % 7 == fold for fold in range(6)]
     grown = grow(target, torch.from_numpy(x), 2, y, folds, QUIET)
     assert torch.equal(~torch.isfinite(grown.held_out).all(1), torch.arange(300) % 7 == 6)
-    options = {name: value for name, value in grown.settings.items() if name not in ("trees", "leaves")}
+    options = {"max_iter": grown.settings["trees"], "max_leaf_nodes": grown.settings["max_leaf_nodes"]}
     for fold in (folds[0].numpy(), folds[5].numpy()):
-        model = HistGradientBoostingRegressor(
-            max_iter=grown.settings["trees"], categorical_features=np.arange(5) < 2, early_stopping=False, **options
-        ).fit(x[~fold], y[~fold])
+        model = HistGradientBoostingRegressor(categorical_features=[0, 1], early_stopping=False, **options)
+        model.fit(x[~fold], y[~fold])
         np.testing.assert_allclose(grown.held_out[fold, 0].numpy(), model.predict(x[fold]), rtol=0, atol=1e-10)
     assert float(mean_loss(target, grown.held_out[folds[0]], torch.from_numpy(y)[folds[0]])) < 0.5
 
 
-def steps(n: int, seed: int) -> tuple[TextTable, np.ndarray]:
+def numbered(columns: dict[str, Any]) -> pd.DataFrame:
+    """As read from a file."""
+    frame = as_text(pd.DataFrame(columns))
+    return frame.set_index(np.arange(len(frame)) + 1)
+
+
+def steps(n: int, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
     """A target that jumps between many levels of two columns, which trees find and a small network does not."""
     draw = np.random.default_rng(seed)
     x = draw.uniform(0, 8, (n, 2))
     y = (np.floor(x[:, 0]) * 37 % 11) + (np.floor(x[:, 1]) * 23 % 7) + 0.1 * draw.normal(size=n)
-    columns = {"a": x[:, 0], "b": x[:, 1], "y": y}
-    cells = {name: np.array([f"{cell:.6f}" for cell in values], dtype=object) for name, values in columns.items()}
-    return TextTable(cells, np.arange(n) + 1, n), y
+    return numbered({"a": x[:, 0], "b": x[:, 1], "y": y}), y
 
 
 def test_the_better_model_is_taken() -> None:
@@ -95,8 +98,7 @@ def test_the_better_model_is_taken() -> None:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(150, 3))
     line = {f"x{at}": x[:, at] for at in range(3)} | {"y": x @ [1.0, 2.0, 3.0] + 0.1 * draw.normal(size=150)}
-    cells = {name: np.array([f"{cell:.6f}" for cell in values], dtype=object) for name, values in line.items()}
-    found = fit_table(prepare(TextTable(cells, np.arange(150) + 1, 150), "y", width=4))
+    found = fit_table(prepare(numbered(line), "y", width=4))
     assert found.model.learner == "network"
 
 
@@ -104,21 +106,19 @@ def test_the_better_model_is_taken() -> None:
 def test_rows_that_were_trained_on_do_not_vote_about_themselves(learner: Any) -> None:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(160, 2))
-    columns = {"a": x[:, 0].round(3).astype(str), "b": x[:, 1].round(3).astype(str)}
-    columns["a"][::9] = ""
-    columns["y"] = np.where(draw.random(160) < 0.2, "yes", np.where(x[:, 1] > 0, "yes", "no"))
-    cells = {name: values.astype(object) for name, values in columns.items()}
-    ready = prepare(TextTable(cells, np.arange(160) + 1, 160), "y", width=4)
+    x[::9, 0] = np.nan
+    labels = np.where(draw.random(160) < 0.2, "yes", np.where(x[:, 1] > 0, "yes", "no"))
+    ready = prepare(numbered({"a": x[:, 0], "b": x[:, 1], "y": labels}), "y", width=4)
     fitted = fit_table(ready, learner=learner)
-    inputs = fitted.model.encode(ready.table)
+    inputs = fitted.batches(ready.frame)
     examples = torch.full((160,), -1)
     examples[torch.from_numpy(ready.split.train)] = torch.arange(len(ready.split.train))
-    wanted = fitted.tracer.explain(fitted.batches(inputs), examples=examples).noise
-    torch.testing.assert_close(fitted.explain(ready.table).noise, wanted)
-    np.testing.assert_allclose(predict_rows(fitted, ready.table, np.arange(160)).frame["noise"], wanted.numpy())
-    plain = fitted.tracer.explain(fitted.batches(inputs)).noise
+    wanted = fitted.tracer.explain(inputs, examples=examples).noise
+    torch.testing.assert_close(fitted.explain(ready.frame).noise, wanted)
+    np.testing.assert_allclose(predict_rows(fitted, ready.frame, np.arange(160)).frame["noise"], wanted.numpy())
+    plain = fitted.tracer.explain(inputs).noise
     assert not torch.allclose(plain, wanted)
-    other = TextTable(ready.table.columns, ready.table.rows[::-1].copy(), 160)  # other rows of the same numbers
+    other = ready.frame.set_index(ready.frame.index[::-1])  # other rows of the same numbers
     torch.testing.assert_close(fitted.explain(other).noise, plain)
 
 
@@ -128,22 +128,21 @@ def test_coins_for_labels_are_noise_though_splits_have_learned_them(tmp_path: Pa
     place = np.arange(900) % 6  # six groups; the labels of the last two are coins
     x = 4 * np.eye(6)[place] + 0.8 * draw.normal(size=(900, 6))
     labels = np.where(place < 4, place, draw.integers(4, 6, 900))
-    cells = {f"x{at}": np.char.mod("%.6f", x[:, at]).astype(object) for at in range(6)}
-    cells["y"] = np.array([f"class {label}" for label in labels], dtype=object)
-    ready = prepare(TextTable(cells, np.arange(900) + 1, 900), "y", width=4)
+    cells = {f"x{at}": x[:, at] for at in range(6)} | {"y": [f"class {label}" for label in labels]}
+    ready = prepare(numbered(cells), "y", width=4)
     fitted = fit_table(ready, learner="trees")
     assert fitted.tracer.held_out is not None
     coins = place[ready.split.train] > 3
     left_out = fitted.tracer.loo_residuals.square().sum(1).numpy()
     assert left_out[coins].mean() < 0.42
     assert 0.45 < float(fitted.tracer.held_out.nanmean()) / coins.mean() < 0.75
-    found = fitted.explain(ready.table)
+    found = fitted.explain(ready.frame)
     noisy = found.noisy.numpy()
     assert noisy[place > 3].mean() > 0.8
     assert noisy[place < 4].mean() < 0.05
     assert 0.4 < float(found.noise[torch.from_numpy(place > 3)].mean()) < 0.7
     save_table(fitted, tmp_path / "saved", {})
-    again = load_table(tmp_path / "saved", progress=False).explain(ready.table)
+    again = load_table(tmp_path / "saved", progress=False).explain(ready.frame)
     torch.testing.assert_close(again.noise, found.noise)
     assert again.verdicts == found.verdicts
 

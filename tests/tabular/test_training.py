@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import log_loss, r2_score, roc_auc_score
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import whence
 from whence.estimators import observation_noise
 from whence.runtime.execution import Progress
-from whence.tabular.files import TextTable
+from whence.tabular.files import as_text
 from whence.tabular.fitted import Prepared, fit_table, prepare, ridge
 from whence.tabular.network import build_network, choose_width, count_weights, initialize, mean_loss, train
 from whence.tabular.predictions import affordable_rows, predict_rows, score_classes, score_numbers
@@ -162,12 +163,8 @@ def fit_of(rows: int, outputs: int, weights: int) -> Any:
 
 def prepared(rows: int, width: int, names: tuple[str, str, str] = ("a", "b", "y")) -> Prepared:
     x, y = data(rows, 0.3)
-    columns = (x[:, 0], x[:, 1], y)
-    cells = {
-        name: np.array([f"{value:.4f}" for value in values.tolist()], dtype=object)
-        for name, values in zip(names, columns, strict=True)
-    }
-    return prepare(TextTable(cells, np.arange(1, rows + 1), rows), names[2], width=width)
+    frame = as_text(pd.DataFrame(torch.column_stack([x, y]).numpy(), columns=names))
+    return prepare(frame.set_index(np.arange(rows) + 1), names[2], width=width)
 
 
 def test_network_that_stops_short_is_recentered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,9 +176,9 @@ def test_network_that_stops_short_is_recentered(monkeypatch: pytest.MonkeyPatch)
 
 def test_columns_named_like_results_get_another_name() -> None:
     ready = prepared(40, 3, ("a", "b", "hec3"))
-    frame = predict_rows(fit_table(ready, learner="network"), ready.table).rows_frame()
+    frame = predict_rows(fit_table(ready, learner="network"), ready.frame).rows_frame()
     assert list(frame.columns)[:3] == ["row", "hec3_", "prediction"]
-    assert (frame["hec3_"] == ready.table.columns["hec3"]).all()
+    assert (frame["hec3_"] == ready.frame["hec3"].to_numpy()).all()
     assert (frame["hec3"] > 0).all()
 
 
@@ -196,6 +193,6 @@ def test_core_serves_where_it_is_asked_for() -> None:
         recenter=fitted.tracer.loo.recenter,
         progress=False,
     )
-    inputs = fitted.model.encode(ready.table)
+    inputs = fitted.model.encode(ready.frame)
     ratio = fitted.tracer.predict(inputs).hec3 / exact.predict(inputs).hec3
     assert 0.8 < float(ratio.median()) < 1.25

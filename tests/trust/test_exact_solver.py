@@ -16,7 +16,7 @@ import oracles
 import whence
 from classification import PROBLEMS, Problem
 from doubles import fit
-from whence.trust.assessment import Deletion, ExactSolver, most_influential, random_signs
+from whence.trust.assessment import ExactSolver, most_influential, random_signs
 
 RIDGE = 0.5
 PRECISE = (1e-13, 2000, float("inf"))
@@ -45,6 +45,12 @@ def problem_of(loss: str) -> Problem:
     return Problem(case.model, case.inputs, case.targets, "gaussian", terms, y.size)
 
 
+def only(tracer: whence.Tracer, *examples: int) -> Tensor:
+    """Single examples as units to leave out, (t, n, k)."""
+    p = tracer.problem
+    return (torch.arange(p.n) == torch.tensor(examples).unsqueeze(1)).unsqueeze(2).expand(-1, -1, p.k)
+
+
 def inputs_like(problem: Problem, m: int = 4) -> Tensor:
     return torch.randn(m, problem.x.shape[1], generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
@@ -65,7 +71,7 @@ def test_variances_are_those_of_dense_matrices(structure: str, loss: str, genera
     tracer = problem.fit(ridge=RIDGE, structure=STRUCTURES[structure])
     test = inputs_like(problem)
     mixtures = random_signs((len(test), tracer.problem.k), tracer.problem.outputs, generator)
-    solver = ExactSolver(tracer, *PRECISE)
+    solver = ExactSolver.of(tracer, *PRECISE)
     found = solver.variances([test[:3], test[3:]], [mixtures[:3], mixtures[3:]])
     tangents, _, _, damped = dense(problem)
     _, rows, _ = oracles.tangents_of(problem.model, test)
@@ -90,8 +96,8 @@ def test_steps_are_those_of_dense_matrices(structure: str, loss: str, generator:
     roots = tracer.problem.hessian_roots
     n, k, q = len(residuals), residuals.shape[1], residuals.shape[1] if roots is None else roots.shape[2]
     flips = random_signs((2, n, q), tracer.problem.outputs, generator)
-    gone = [Deletion(torch.tensor([i])) for i in (2, 7)]
-    found = ExactSolver(tracer, *PRECISE).steps(gone, flips)
+    gone = only(tracer, 2, 7)
+    found = ExactSolver.of(tracer, *PRECISE).steps(gone, flips)
     _, _, weights = oracles.tangents_of(problem.model, problem.x[:1])
     newton = loss_oracles.step(tangents, residuals, hessians, weights, RIDGE)
     np.testing.assert_allclose(found.newton, newton, rtol=1e-8, atol=1e-10)
@@ -100,7 +106,7 @@ def test_steps_are_those_of_dense_matrices(structure: str, loss: str, generator:
         step = -np.linalg.solve(without, tangents[i].T @ residuals[i])
         np.testing.assert_allclose(found.deletions[number], step, rtol=1e-8, atol=1e-10)
         left = residuals[i] - hessians[i] @ tangents[i] @ step
-        np.testing.assert_allclose(found.loo_residuals[number][0], left, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(found.loo_residuals[number][i], left, rtol=1e-8, atol=1e-10)
     each = np.stack([np.eye(k)] * n) if roots is None else roots.numpy()
     features = np.einsum("nkq,nkp->nqp", each, tangents).reshape(-1, len(damped))
     hat = features @ np.linalg.solve(damped, features.T)
@@ -126,13 +132,10 @@ def test_what_is_left_out_is_what_an_exact_fit_leaves_out(how: str, loss: str, r
         loader = [(x, y, w) for (x, y), w in zip(loader, counts.split(4), strict=True)]
     tracer = fit(problem.model, loader, likelihood=problem.likelihood, ridge=RIDGE, **options)
     gone = most_influential(tracer, [inputs_like(problem)], 3)
-    assert len(gone) == 3
-    assert all(one.outputs.stop - one.outputs.start == (1 if how == "output" else tracer.problem.k) for one in gone)
-    assert all((len(one.members) > 1) == (how == "groups") for one in gone)
-    found = ExactSolver(tracer, *PRECISE).steps(gone, torch.zeros(0, n, tracer.problem.k, dtype=torch.float64))
-    for one, left in zip(gone, found.loo_residuals, strict=True):
-        wanted = tracer.adjusted.hec3[one.members][:, one.outputs]
-        torch.testing.assert_close(left[:, one.outputs], wanted, rtol=1e-8, atol=1e-10)
+    assert gone.any(1).sum(1).tolist() == [1 if how == "output" else tracer.problem.k] * 3
+    assert (gone.any(2).sum(1) > 1).tolist() == [how == "groups"] * 3
+    found = ExactSolver.of(tracer, *PRECISE).steps(gone, torch.zeros(0, n, tracer.problem.k, dtype=torch.float64))
+    torch.testing.assert_close(found.loo_residuals, gone * tracer.adjusted.hec3, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("loo", ["example", "position"])
@@ -143,11 +146,9 @@ def test_positions_are_left_out_too(loo: str, generator: torch.Generator) -> Non
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)).double().eval()
     tracer = fit(model, [(x, y)], ridge=RIDGE, loo=loo)
     gone = most_influential(tracer, [x[:2]], 3)
-    assert all(one.outputs.stop - one.outputs.start == (2 if loo == "position" else 6) for one in gone)
-    found = ExactSolver(tracer, *PRECISE).steps(gone, torch.zeros(0, 7, 6, dtype=torch.float64))
-    for one, left in zip(gone, found.loo_residuals, strict=True):
-        wanted = tracer.adjusted.hec3[one.members][:, one.outputs]
-        torch.testing.assert_close(left[:, one.outputs], wanted, rtol=1e-8, atol=1e-10)
+    assert gone.any(1).sum(1).tolist() == [2 if loo == "position" else 6] * 3
+    found = ExactSolver.of(tracer, *PRECISE).steps(gone, torch.zeros(0, 7, 6, dtype=torch.float64))
+    torch.testing.assert_close(found.loo_residuals, gone * tracer.adjusted.hec3, rtol=1e-8, atol=1e-10)
     trust = tracer.trust(x, sample=3, seconds=1e9)
     assert trust["distance"].numbers["hec3"] == pytest.approx(1.0, rel=1e-6)
     assert trust["leverage"].numbers["of"] == (21 if loo == "position" else 7)
@@ -171,20 +172,20 @@ def test_the_most_influential_example_is_the_one_that_moves_predictions_most() -
     assert moved.matrix is not None
     total = (moved.matrix * moved.total.unsqueeze(1)).sum(0)
     found = most_influential(tracer, [case.test_inputs], 3)
-    assert [int(one.members) for one in found] == total.topk(3).indices.tolist()
+    assert [int(one.any(1).nonzero()) for one in found] == total.topk(3).indices.tolist()
 
 
 def test_little_memory_means_more_solves_with_the_same_answers(generator: torch.Generator) -> None:
     case = networks.build("mlp")
     tracer = fit(case.model, case.batches(4), ridge=RIDGE, structure="ekfac")
-    solver = ExactSolver(tracer, *PRECISE)
+    solver = ExactSolver.of(tracer, *PRECISE)
     points = [case.test_inputs]
     mixtures = random_signs((len(case.test_inputs), 2), tracer.problem.outputs, generator)
     flips = random_signs((2, networks.EXAMPLES, 2), tracer.problem.outputs, generator)
-    gone = [Deletion(torch.tensor([i])) for i in (2, 7)]
+    gone = only(tracer, 2, 7)
     whole, steps = solver.variances(points, [mixtures]), solver.steps(gone, flips)
     tracer.problem.budget.limit = 1000
-    assert solver.chunk_size() == 1
+    assert solver.chunk_size == 1
     single, one_by_one = solver.variances(points, [mixtures]), solver.steps(gone, flips)
     for name in whole:
         torch.testing.assert_close(single[name], whole[name], rtol=1e-9, atol=0)
@@ -199,9 +200,9 @@ def test_a_good_start_saves_steps() -> None:
     taken = {}
     for name in ("primal", "dual", "sketch"):
         tracer = fit(case.model, case.batches(4), ridge=1e-3, structure=STRUCTURES[name])
-        found = ExactSolver(tracer, 1e-6, 2000, float("inf"))
+        found = ExactSolver.of(tracer, 1e-6, 2000, float("inf"))
         found.variances([case.test_inputs], [torch.ones(4, 2, dtype=torch.float64)])
-        taken[name] = found.iterations
+        taken[name] = sum(one.steps for one in found.solves)
     assert taken["primal"] <= 2
     assert taken["dual"] <= 2
     assert taken["sketch"] > 10
@@ -210,7 +211,7 @@ def test_a_good_start_saves_steps() -> None:
 def test_time_is_up() -> None:
     case = networks.build("mlp")
     tracer = fit(case.model, case.batches(4), ridge=RIDGE, structure="ekfac")
-    found = ExactSolver(tracer, 1e-6, 2000, time.monotonic())
+    found = ExactSolver.of(tracer, 1e-6, 2000, time.monotonic())
     found.variances([case.test_inputs], [torch.ones(4, 2, dtype=torch.float64)])
-    assert found.iterations == 0
+    assert sum(one.steps for one in found.solves) == 0
     assert found.residual == 1.0

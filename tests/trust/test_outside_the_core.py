@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import networks
 import whence
 from whence.curvature import core
-from whence.curvature.primal import FittedPrimal
-from whence.trust.checks import _sampled_share, trust_of_fit
+from whence.trust.gradients import share_inside_core
 
 
 def certain(times: float, wrong: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -79,9 +76,7 @@ def test_the_share_does_not_depend_much_on_the_sample(sample: tuple[int, int, in
     for times, wrong, low, high in ((1.0, 6, 0.8, 1.2), (20.0, 6, 0.0, 0.3)):
         model, x, labels = certain(times, wrong)
         tracer = whence.fit(model, [(x, labels)], likelihood="categorical", structure="core", ridge=1.0, progress=False)
-        assert isinstance(tracer.bread, FittedPrimal)
-        assert isinstance(tracer.bread.features, core.Projected)
-        share = _sampled_share(tracer, tracer.bread, tracer.bread.features, *sample)
+        share = share_inside_core(tracer, sample)
         assert share is not None
         assert low < share < high
 
@@ -111,31 +106,3 @@ def test_networks_of_ordinary_size_are_checked_in_little_memory() -> None:
     assert share == pytest.approx(share_of_truth(tracer, exact, x), abs=0.25)
     small = fit(structure=whence.Core(size=100), execution=whence.Execution(max_memory=10**8))
     assert small.diagnostics["HeC3 inside the core"] == "not checked"
-
-
-@pytest.mark.parametrize("wrong", [0, 5])
-@pytest.mark.parametrize("structure", [whence.EKFAC(tolerance=0.0), "kfac"], ids=str)
-def test_an_eigenbasis_that_rounding_chooses_says_so(structure: str | whence.EKFAC, wrong: int) -> None:
-    """Two of four classes are possible anywhere: three directions of the outputs have no curvature, up to rounding."""
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(20, 3, generator=generator, dtype=torch.float64)
-    x[:, 0] = 1.0
-    y = torch.randint(0, 2, (20,), generator=generator)
-    y[:wrong] = 2
-    model = networks.linear(torch.tensor([[0.0, 1.0, 0.5], [0.0, -1.0, 0.0], [-90.0, 1.0, 2.0], [-95.0, 0.5, 1.0]]))
-    ridge = 0.7
-    tracer = whence.fit(
-        model.double(), [(x, y)], likelihood="categorical", structure=structure, ridge=ridge, progress=False
-    )
-    p, u = model(x).softmax(1).detach().numpy(), tracer.loo_residuals.numpy()
-    between = np.array([1.0, -1.0, 0.0, 0.0]) / 2**0.5
-    size = 2 * p[:, 0] * p[:, 1]  # of the loss's Hessian along it
-    sizes, axes = np.linalg.eigh(x.numpy().T @ x.numpy())
-    squares = (x.numpy() @ axes) ** 2
-    curvature = size.sum() * sizes / 20 if structure == "kfac" else size @ squares
-    inside = ((u @ between) ** 2 @ squares / (curvature + ridge) ** 2).sum()
-    rest = (((u**2).sum(1) - (u @ between) ** 2).clip(0) @ squares / ridge**2).sum()
-    share = {one.name: one for one in trust_of_fit(tracer)}["eigenbasis"].numbers["by rounding"]
-    np.testing.assert_allclose(share, rest / (inside + rest), rtol=1e-7, atol=1e-12)
-    assert ("HeC3 by rounding" in [one.name for one in tracer.diagnostics]) == (wrong > 0)
-    assert ("eigenbasis" in told(tracer)[1]) == (wrong > 0)

@@ -153,17 +153,6 @@ def test_a_linear_model_does_not_bend(generator: torch.Generator) -> None:
     assert max(found.numbers.values()) < 1e-9
 
 
-def test_an_order_that_hangs_on_lambda(generator: torch.Generator) -> None:
-    """Hardly more examples than weights: which prediction varies more depends on lambda."""
-    x = torch.randn(30, 25, generator=generator, dtype=torch.float64)
-    y = torch.randn(30, 1, generator=generator, dtype=torch.float64)
-    test = torch.cat([x, torch.randn(60, 25, generator=generator, dtype=torch.float64) * 1.2])
-    found = look(fit(networks.linear(torch.zeros(1, 25)), [(x, y)], ridge=1.0, recenter=True), test)["lambda"]
-    assert found.level != "fine"
-    assert min(found.numbers.values()) < 0.9
-    assert 'ridge="loo"' in found.words
-
-
 def test_groups_are_left_out_together(converged: nn.Sequential) -> None:
     x, y = sine()
     tracer = fit(converged, [(x, y)], ridge=RIDGE, groups=[i // 3 for i in range(len(x))])

@@ -73,7 +73,7 @@ def test_little_memory_and_small_chunks_change_nothing(converged: nn.Sequential)
 
 def test_no_time_is_told(converged: nn.Sequential) -> None:
     found = look(fit(converged, [sine()], ridge=RIDGE, structure="ekfac"), TEST, seconds=0.0)
-    for name in ("distance", "leave-one-out", "stationarity", "linearization", "lambda"):
+    for name in ("distance", "leave-one-out", "stationarity", "linearization"):
         assert found[name].level == "not checked"
         assert "seconds" in found[name].words
     assert "exact" not in found["degrees of freedom"].numbers
@@ -92,7 +92,7 @@ def test_the_training_set_is_looked_at_where_there_is_nothing_else() -> None:
     tracer = fit(case.model, case.batches(4), structure="ekfac")
     given, training = (look(tracer, x, sample=100, tolerance=1e-8) for x in (case.inputs, None))
     assert given.sample == training.sample == networks.EXAMPLES
-    for name in ("distance", "leave-one-out", "stationarity", "linearization", "lambda"):
+    for name in ("distance", "leave-one-out", "stationarity", "linearization"):
         assert dict(training[name].numbers) == pytest.approx(dict(given[name].numbers), rel=1e-3), name
 
 
@@ -125,7 +125,7 @@ def test_it_shows_itself() -> None:
         assert f">{check.name}</td>" in trust._repr_html_()
     table = trust.to_frame()
     assert list(table.columns) == ["name", "level", "figures", "words"]
-    assert list(table["name"]) == [*CHECKS, "eigenbasis"]
+    assert list(table["name"]) == list(CHECKS)
     with pytest.raises(KeyError):
         trust["nothing"]
     with pytest.raises(dataclasses.FrozenInstanceError):

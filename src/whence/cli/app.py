@@ -17,15 +17,14 @@ from typer import Argument, Option
 
 from whence import __version__
 from whence.cli.console import LACKING, AsJson, Output, check_writable, handle_errors, stop
-from whence.cli.doctor import doctor
 from whence.cli.fit import fit
 from whence.cli.query import explain, predict, report
 from whence.cli.table import table
 from whence.errors import did_you_mean
 
 EPILOG = (
-    "Exit codes: 0 done; 1 a bug in whence, or a self-check failed; 2 an option, a file or a model cannot be used; "
-    "3 a package, memory or disk space is missing; 130 interrupted; 141 the output is no longer read.\n\n"
+    "Exit codes: 0 done; 1 a bug in whence; 2 an option, a file or a model cannot be used; "
+    "3 a package, memory or disk space is missing; 130 interrupted.\n\n"
     "Try: `whence demo --quick` or `whence table DATA.csv --target COLUMN`"
 )
 
@@ -127,4 +126,3 @@ def _first_line(point: EntryPoint) -> str:
 for command in (table, demo, fit, predict, explain, report):
     app.command(no_args_is_help=command is not demo)(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(reproduce)
-app.command()(doctor)

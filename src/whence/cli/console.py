@@ -1,7 +1,7 @@
 """Shared by all commands: options, printing for people or scripts, and errors as messages with exit codes.
 
-Exit codes: 0 done; 1 a bug in whence, or a failed self-check; 2 an option, a file, a column or a model cannot be used;
-3 a package, memory or disk space is missing; 130 interrupted; 141 the output is no longer read, as after `| head`.
+Exit codes: 0 done; 1 a bug in whence; 2 an option, a file, a column or a model cannot be used;
+3 a package, memory or disk space is missing; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import errno
 import functools
 import json
 import math
-import os
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args
+from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -27,30 +25,17 @@ from typer import Option
 
 from whence import TooLargeError, WhenceError
 from whence.display import number
-from whence.errors import did_you_mean
 
-FAILED, UNUSABLE, LACKING, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
+FAILED, UNUSABLE, LACKING, INTERRUPTED = 1, 2, 3, 130
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-
-def one_of(choices: Any, about: str) -> Any:
-    """An option with one of the values of a `Literal`, which suggests the nearest value for a wrong one."""
-    known = get_args(choices)
-
-    def parse(given: str) -> str:
-        if given not in known:
-            listed = ", ".join(map(repr, known))
-            raise typer.BadParameter(f"expected one of {listed}, got {given!r}.{did_you_mean(given, known)}")
-        return given
-
-    return Option(parser=parse, metavar=f"[{'|'.join(known)}]", help=about)
-
-
-Named = Literal["exact", "core", "sketch", "ekfac"]
-Structure = Annotated[Named | None, one_of(Named, "Of the curvature; by default exact if it fits, a core for texts.")]
+Structure = Annotated[
+    Literal["exact", "core", "sketch", "ekfac"] | None,
+    Option(help="Of the curvature; by default exact if it fits, a core for texts."),
+]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object, for scripts, and nothing else.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
 Delimiter = Annotated[str | None, Option(help="Delimiter of a CSV, such as ';' or '\\t'; guessed if not given.")]
@@ -69,8 +54,6 @@ def check_writable(*files: Path | None, read: Sequence[Path | None] = ()) -> Non
     for file in filter(None, files):
         if not file.parent.is_dir():
             stop(f"expected a folder that exists, got {file.parent}. Make it first: mkdir -p {file.parent}")
-        if file.is_dir():
-            stop(f"expected the name of a file to write, got the folder {file}.")
         if any(data.exists() and file.exists() and file.samefile(data) for data in filter(None, read)):
             stop(f"expected different files to read and to write, got {file} for both.")
 
@@ -87,9 +70,6 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(INTERRUPTED) from None
         except (typer.Exit, typer.Abort):
             raise
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what is still in the buffer
-            raise typer.Exit(UNREAD) from None
         except Exception as error:
             stop(*_message(error))
 
@@ -114,20 +94,12 @@ def _message(error: Exception) -> tuple[str, int]:
     return f"this is a bug in whence, not an error in your input: {type(error).__name__}: {error}", FAILED
 
 
-class PipedConsole(Console):
-    """A console that leaves it to `handle_errors` what happens if its output is no longer read."""
-
-    def on_broken_pipe(self) -> None:
-        """Raise instead of exiting, as rich would."""
-        raise BrokenPipeError
-
-
 class Output:
     """Prints text for people, or only one JSON object for scripts, at the end."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = PipedConsole(quiet=as_json, highlight=False)
+        self.console = Console(quiet=as_json, highlight=False)
 
     def fact(self, name: str, words: str) -> None:
         """Print one line of a summary: a name and its text."""
@@ -170,7 +142,7 @@ class Output:
     def finish(self, content: Any) -> None:
         """Print the JSON object, if requested."""
         if self.as_json:
-            print(json.dumps(jsonable(content), ensure_ascii=False, indent=1), flush=True)
+            Console().out(json.dumps(jsonable(content), ensure_ascii=False, indent=1), highlight=False)
 
 
 def jsonable(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,13 +13,13 @@ from typer import Argument, Option
 import whence
 from whence.cli import console
 from whence.cli.console import Output, figure
-from whence.cli.fit import DESCRIPTION, TextFolder, beginning, load_fit, read_texts, write_report
+from whence.cli.fit import SpecFile, write_report
 from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows
-from whence.display import number, percent
+from whence.display import listing, number, percent
 from whence.errors import InputError
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
 from whence.runtime.execution import Progress
-from whence.tabular.files import TextTable, read_table, write_csv
+from whence.tabular.files import read_table, write_csv
 from whence.tabular.fitted import FittedTable, load_table, read_description
 from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, predict_rows
 
@@ -29,21 +28,20 @@ if TYPE_CHECKING:
 
 SHOWN = 10  # predictions that are printed
 OUTPUTS = 4  # outputs of a prediction that are printed
+# Columns of predictions that are printed, if they are there.
+COLUMNS = ("row", "class", "prediction", "mean", *(f"mean_{output}" for output in range(OUTPUTS)), "lower", "upper")
+COLUMNS += ("probability", "probability_std", "ho", "hec3", "ratio", "verdict")
 MOST_UNCERTAIN = 3  # rows that are explained if none are named
 
-Folder = Annotated[Path, Argument(help="A folder written by `whence table --save` or `whence fit --save`.")]
-Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet, for a saved table; new texts; none for a spec.")]
-Spec = Annotated[
-    Path | None,
-    Option("--spec", help="The Python file passed to `whence fit`, which is run; or the model's folder."),
-]
+Saved = Annotated[Path, Argument(help="What `whence table --save` or `whence fit --save` wrote.")]
+Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet, for a saved table; none for a network.")]
+Spec = Annotated[Path | None, Option("--spec", help="The Python file passed to `whence fit`, which is run.")]
 NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")  # of an explanation, shown by `whence explain`
-VARIANCES = {"ho": "Ho", "hec3": "HeC3"}
 
 
 @console.handle_errors
 def predict(
-    folder: Folder,
+    saved: Saved,
     data: Data = None,
     csv: Annotated[Path | None, Option(help="The CSV file to write.", dir_okay=False)] = None,
     spec: Spec = None,
@@ -58,41 +56,37 @@ def predict(
     Examples:
     - `whence predict bank-fit new.csv` writes new-rows.csv
     - `whence predict bank-fit new.csv --json > rows.json`
-    - `whence predict fitted --spec network.py` for a fit made by `whence fit`
+    - `whence predict network.whence --spec network.py` for a fit made by `whence fit`
     """
     console.check_writable(csv, read=(data, spec))
     output = Output(as_json)
-    saved = _load(folder, data, spec, rows, delimiter, not quiet)
-    path = csv or Path(f"{saved.stem}-rows.csv")
-    written = not as_json or csv is not None
-    if written:
-        console.check_writable(path, read=(data, spec))
-    frame = saved.frame(verdicts)
-    if written:
+    query = _load(saved, data, spec, rows, delimiter, not quiet)
+    path = csv or (None if as_json else Path(f"{query.stem}-rows.csv"))
+    console.check_writable(path, read=(data, spec))
+    frame = query.frame(verdicts)
+    if path is not None:
         write_csv(path, frame)
-    output.notes(saved.notes)
+    output.notes(query.notes)
     output.head(f"{len(frame):,} predictions" + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
-    means = [name for name in frame.columns if name.startswith("mean_")] if "class" not in frame.columns else []
-    wanted = ["row", "class", "prediction", "mean", *means[:OUTPUTS], "lower", "upper", "probability"]
-    wanted += ["probability_std"] if "probability" in frame.columns else ["ho", "hec3"]  # the latter are of logits
-    heads = [name for name in (*wanted, "ratio", "verdict") if name in frame.columns]
+    hidden = ("ho", "hec3") if "probability" in frame.columns else ()  # these are of logits
+    heads = [name for name in COLUMNS if name in frame.columns and name not in hidden]
     right = [index for index, name in enumerate(heads) if name != "verdict"]
     output.rows(frame[heads].head(SHOWN).itertuples(index=False), heads, right)
-    if "verdict" in frame.columns:
+    if verdicts:
         print_verdicts(output, count_verdicts(frame["verdict"]), "Why are predictions uncertain?")
-    scores = saved.scores()
+    scores = query.scores()
     if scores:
         output.head("Scores, by the targets in the data")
         output.rows(scores, right=(1,))
     output.say()
     output.files({"csv": path})
     found = {"rows": frame.to_dict(orient="records"), "scores": {one.name: one.value for one in scores}}
-    output.finish({**found, "notes": saved.notes, "files": {"csv": csv}})
+    output.finish({**found, "notes": query.notes, "files": {"csv": path}})
 
 
 @console.handle_errors
 def explain(
-    folder: Folder,
+    saved: Saved,
     data: Data = None,
     row: Annotated[list[int] | None, Option("--row", "-r", min=1, help="Row of the data, from 1; repeatable.")] = None,
     top: Annotated[int, Option(min=1, help="How many training examples to name.")] = 5,
@@ -107,26 +101,26 @@ def explain(
 
     Examples:
     - `whence explain bank-fit new.csv --row 3 --row 17`
-    - `whence explain fitted new.jsonl --spec model-folder` for texts: the training texts behind them
+    - `whence explain network.whence --spec network.py --row 3`
     """
     output = Output(as_json)
-    saved = _load(folder, data, spec, 0, delimiter, not quiet)
-    content = saved.explain(row, top)
+    query = _load(saved, data, spec, 0, delimiter, not quiet)
+    content = query.explain(row, top)
     for one in content:
-        output.head(f"{saved.unit} {one['row']}: {one['prediction']}")
+        output.head(f"{query.unit} {one['row']}: {one['prediction']}")
         output.say(f"  {one['verdict']}: {one['advice']}")
         output.say(f"  {one['because']}")
-        causes = [[c["row"], percent(c[saved.variance]), c["label"], c["without"]] for c in one["causes"]]
-        heads = [f"training {saved.unit}", f"share of {VARIANCES[saved.variance]}", saved.label, "without it"]
+        causes = [[c["row"], percent(c["hec3"]), c["label"], c["without"]] for c in one["causes"]]
+        heads = [f"training {query.unit}", "share of HeC3", query.label, "without it"]
         output.rows(causes, heads, right=(0, 1, 2, 3))
     output.say()
-    output.say(f"without it: the same in the fit without that training {saved.unit}.")
+    output.say(f"without it: the same in the fit without that training {query.unit}.")
     output.finish(content)
 
 
 @console.handle_errors
 def report(
-    folder: Folder,
+    saved: Saved,
     data: Data = None,
     out: Annotated[Path, Option("--out", "-o", help="The report to write.", dir_okay=False)] = Path("report.html"),
     spec: Spec = None,
@@ -137,52 +131,48 @@ def report(
 ) -> None:
     """Write the HTML report of a saved fit on new rows.
 
-    Examples: `whence report bank-fit new.csv --out new.html`, `whence report fitted --spec network.py`
+    Examples: `whence report bank-fit new.csv --out new.html`, `whence report network.whence --spec network.py`
     """
     console.check_writable(out, read=(data, spec))
     output = Output(as_json)
-    saved = _load(folder, data, spec, rows, delimiter, not quiet)
-    saved.report(out)
-    output.notes(saved.notes)
+    query = _load(saved, data, spec, rows, delimiter, not quiet)
+    query.report(out)
+    output.notes(query.notes)
     output.files({"report": out})
-    output.finish({"report": out, "notes": saved.notes})
+    output.finish({"report": out, "notes": query.notes})
 
 
 def _load(
-    folder: Path, data: Path | None, spec: Path | None, rows: int, delimiter: str | None, progress: bool
+    saved: Path, data: Path | None, spec: Path | None, rows: int, delimiter: str | None, progress: bool
 ) -> SavedNetwork:
     """Load what was saved, and read the rows or inputs of the query."""
-    if (folder / DESCRIPTION).is_file():
-        if data is not None and spec is not None and not spec.is_dir():
+    if saved.is_file():
+        if data is not None or spec is None:
             raise InputError(
-                f"expected no data file with --spec, got {data}: the inputs come from test_loader() in {spec}."
+                f"expected --spec with the Python file that {saved} was fitted with, whose test_loader() gives the "
+                f"inputs, and no other data, got {spec} and {data}."
             )
-        tracer, source, notes = load_fit(folder, spec, progress)
-        if isinstance(source, TextFolder):
-            if data is None:
-                raise InputError("expected a JSONL file with new texts, got none.")
-            return SavedTexts(tracer, source, read_texts(data), notes, data.stem)
-        return SavedNetwork(tracer, source.call("test_loader"), notes, source.path.stem)
+        source = SpecFile(spec)
+        tracer = whence.load(saved, source.model(), source.call("train_loader"), progress=progress)
+        return SavedNetwork(tracer, source.call("test_loader"), [], spec.stem)
     if spec is not None:
-        raise InputError(f"expected a folder written by `whence fit --save` with --spec, got another one: {folder}.")
-    columns = read_description(folder).get("columns", [])
+        raise InputError(f"expected a file written by `whence fit --save` with --spec, got {saved}.")
+    columns = read_description(saved).get("columns", [])
     if data is None:
         needed = ", ".join(str(column["name"]) for column in columns)
         raise InputError(f"expected a file with new rows, got none. Columns it needs: {needed}.")
-    table = read_table(data, rows, delimiter=delimiter, progress=Progress(progress))
-    return SavedTable(load_table(folder, progress), table, data)
+    read = read_table(data, rows, delimiter=delimiter, progress=Progress(progress))
+    return SavedTable(load_table(saved, progress), read.frame, list(read.notes), data.name)
 
 
 class SavedNetwork:
     """Inputs of a loader, predicted by the saved fit of a user's own network."""
 
     unit, label = "example", "residual"
-    variance = "hec3"  # whose shares order training examples
 
     def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
         self.tracer, self.inputs, self.notes, self.stem = tracer, inputs, notes, stem
         self.examples: Any = range(tracer.problem.n)  # names of training examples
-        self.impossible: dict[int, str] = {}  # why some inputs cannot be right, from the columns of a table
 
     @cached_property
     def _uncertainty(self) -> whence.Uncertainty:
@@ -193,23 +183,25 @@ class SavedNetwork:
         """Residuals of all training examples, as fitted and left out, computed once."""
         return self.tracer.residuals, self.tracer.loo_residuals
 
-    @property
-    def _one_class(self) -> bool:
-        """Whether one class of several is predicted."""
-        known = self.tracer.problem.likelihood
-        return known.has_classes and known.couples_outputs and self._uncertainty.chosen is None
+    @cached_property
+    def _answers(self) -> dict[str, torch.Tensor] | None:
+        """Class, probability and, for few outputs, its standard deviation, where one class of several is predicted."""
+        u, known = self._uncertainty, self.tracer.problem.likelihood
+        if not (known.has_classes and known.couples_outputs and u.chosen is None):
+            return None
+        chance, best = u.probabilities.max(dim=-1)
+        answers = {"class": best, "probability": chance}
+        if u.mean.ndim == 2 and u.mean.shape[1] <= MAX_OUTPUTS:
+            answers["probability_std"] = u.probability_std().gather(1, best.unsqueeze(1)).squeeze(1)
+        return answers
 
     def frame(self, verdicts: bool) -> pandas.DataFrame:
         """The results of `predict` and `explain`, side by side."""
-        u = self._uncertainty
-        frame = u.to_frame()
+        frame = self._uncertainty.to_frame()
         frame.insert(0, "row", range(1, len(frame) + 1))
-        if self._one_class:
-            chance, best = u.probabilities.max(dim=-1)
-            frame.insert(1, "class", best.flatten().tolist())
-            frame.insert(2, "probability", chance.flatten().tolist())
-            if u.mean.ndim == 2 and u.mean.shape[1] <= MAX_OUTPUTS:
-                frame.insert(3, "probability_std", _answer_std(u).flatten().tolist())
+        if self._answers is not None:
+            for place, (name, values) in enumerate(self._answers.items(), 1):
+                frame.insert(place, name, values.flatten().tolist())
         if verdicts:
             names = ["verdict", "noise", "scarcity", "noise_p", "scarcity_p", "check", "near"]
             explanation = self.tracer.explain(self.inputs)
@@ -229,39 +221,34 @@ class SavedNetwork:
         """Verdicts, and training examples with the largest shares; of the most uncertain rows if none are named."""
         verdicts = self.tracer.explain(self.inputs, top=top)
         numbers = range(1, len(verdicts) + 1)
-        return self.explained(verdicts, numbers, choose_places(rows, numbers, str(len(verdicts)), verdicts.hec3), top)
+        shares = self.tracer.attribute(self.inputs, top=top).hec3
+        places = choose_places(rows, numbers, verdicts.hec3)
+        return [self.explained(at, numbers[at], verdicts, shares) for at in places]
 
     def explained(
-        self, verdicts: whence.Explanation, numbers: Any, places: list[int], top: int
-    ) -> list[dict[str, Any]]:
-        """The explanations of the inputs at `places`, with their `numbers`."""
-        shares = getattr(self.tracer.attribute(self.inputs, top=top), self.variance)
-        found = {at: (verdicts.verdicts[at], verdicts.reason(at)) for at in places}
-        found |= {at: (CHECK_INPUT, reason) for at, reason in self.impossible.items() if reason}
-        return [
-            {
-                "row": int(numbers[at]),
-                "prediction": self.describe(at),
-                "verdict": found[at][0],
-                "because": found[at][1],
-                "advice": ADVICE[found[at][0]].replace("in `check`", "below"),
-                **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
-                "causes": [
-                    {"row": int(self.examples[example]), self.variance: share, **self.left_out(example)}
-                    for example, share in zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
-                ],
-            }
-            for at in places
-        ]
+        self, at: int, number: int, verdicts: whence.Explanation, shares: Any, impossible: str = ""
+    ) -> dict[str, Any]:
+        """The explanation of one input, which has a number for people; `impossible` says why it cannot be right."""
+        verdict = CHECK_INPUT if impossible else verdicts.verdicts[at]
+        return {
+            "row": number,
+            "prediction": self.describe(at),
+            "verdict": verdict,
+            "because": impossible or verdicts.reason(at),
+            "advice": ADVICE[verdict].replace("in `check`", "below"),
+            **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
+            "causes": [
+                {"row": int(self.examples[example]), "hec3": share, **self.left_out(example)}
+                for example, share in zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
+            ],
+        }
 
     def describe(self, at: int) -> str:
-        """A prediction in words: the class, the probability of one class, or the outputs."""
-        u = self._uncertainty
-        if self._one_class and u.mean.ndim == 2:
-            chance, best = u.probabilities[at].max(dim=-1)
-            std = float(_answer_std(u)[at]) if u.mean.shape[1] <= MAX_OUTPUTS else math.nan
-            return f"class {int(best)}, probability {probability_text(float(chance), std)}"
-        return ", ".join(number(value, 4) for value in u.mean[at].flatten().tolist())
+        """A prediction in words: the class, or the outputs."""
+        if self._answers is None or self._uncertainty.mean.ndim > 2:
+            return listing([number(value, 4) for value in self._uncertainty.mean[at].flatten().tolist()], OUTPUTS)
+        best, chance, *std = (float(values[at]) for values in self._answers.values())
+        return f"class {best:.0f}, probability {probability_text(chance, *std)}"
 
     def left_out(self, example: int) -> dict[str, str]:
         """The label of a training example, or its residual, and what the fit without it predicts instead."""
@@ -269,49 +256,27 @@ class SavedNetwork:
         return {"label": residual, "without": left_out}
 
 
-class SavedTexts(SavedNetwork):
-    """New texts, and the training texts behind a language model's predictions in them; all are numbered from one."""
-
-    unit, label = "text", "begins"
-    variance = "ho"  # finds the texts behind an answer; those of HeC3 are texts that nobody could predict
-
-    def __init__(
-        self, tracer: whence.Tracer, source: TextFolder, new: list[tuple[str, str]], notes: list[str], stem: str
-    ) -> None:
-        inputs = [{name: one for name, one in batch.items() if name != "labels"} for batch in source.batches(new)]
-        super().__init__(tracer, inputs, notes, stem)
-        self.texts, self.new, self.examples = source.texts, new, range(1, len(source.texts) + 1)
-
-    def describe(self, at: int) -> str:
-        """The beginning of a text."""
-        return beginning(self.new[at])
-
-    def left_out(self, example: int) -> dict[str, str]:
-        """The beginning of a training text, and the size of its residual in the fit without it."""
-        return super().left_out(example) | {"label": beginning(self.texts[example])}
-
-
 class SavedTable(SavedNetwork):
     """Rows of a table, predicted by a saved fit."""
 
     unit, label = "row", "label"
 
-    def __init__(self, fitted: FittedTable, table: TextTable, data: Path) -> None:
-        inputs = fitted.model.encode(table)
-        notes = [*table.notes, *fitted.model.unrecognized(table)]
-        super().__init__(fitted.tracer, inputs, notes, data.name.split(".")[0] or "table")
-        self.fitted, self.table, self.data, self.examples = fitted, table, data, fitted.rows
+    def __init__(self, fitted: FittedTable, rows: pandas.DataFrame, notes: list[str], name: str) -> None:
+        inputs = fitted.batches(rows)
+        notes = [*notes, *fitted.model.unrecognized(rows)]
+        super().__init__(fitted.tracer, inputs, notes, name.split(".")[0] or "table")
+        self.fitted, self.rows, self.name, self.examples = fitted, rows, name, fitted.rows
 
     @cached_property
     def _predictions(self) -> RowPredictions:
         """Predictions without verdicts."""
-        return predict_rows(self.fitted, self.table)
+        return predict_rows(self.fitted, self.rows)
 
     def frame(self, verdicts: bool) -> pandas.DataFrame:
         """One line for each row."""
         if not verdicts:
             return self._predictions.rows_frame().drop(columns="verdict")
-        self._predictions = predict_rows(self.fitted, self.table, numpy.arange(len(self.table)))
+        self._predictions = predict_rows(self.fitted, self.rows, numpy.arange(len(self.rows)))
         return self._predictions.rows_frame()
 
     def scores(self) -> list[Score]:
@@ -320,16 +285,19 @@ class SavedTable(SavedNetwork):
 
     def report(self, out: Path) -> None:
         """Write the report on all rows."""
-        report_rows(out, self.fitted, self.table, [f"{len(self.table):,} rows of {self.data.name}."])
+        report_rows(out, self.fitted, self.rows, [f"{len(self.rows):,} rows of {self.name}."])
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """Explain rows; a table may have too many rows to explain all of them."""
-        hec3 = self._predictions.frame["hec3"] if rows is None else ()
-        places = choose_places(rows, self.table.rows, f"{self.table.total:,} of {self.data.name}", hec3)
-        some = SavedTable(self.fitted, self.table.take(places), self.data)
-        some.impossible = dict(enumerate(self.fitted.impossible(some.table)))
-        verdicts = self.fitted.explain(some.table, top)
-        return some.explained(verdicts, some.table.rows, list(range(len(places))), top)
+        places = choose_places(rows, self.rows.index, self._predictions.frame["hec3"] if rows is None else ())
+        some = SavedTable(self.fitted, self.rows.iloc[places], [], self.name)
+        verdicts = self.fitted.explain(some.rows, top)
+        shares = self.tracer.attribute(some.inputs, top=top).hec3
+        impossible = self.fitted.impossible(some.rows)
+        return [
+            some.explained(at, int(number), verdicts, shares, impossible[at])
+            for at, number in enumerate(some.rows.index)
+        ]
 
     def describe(self, at: int) -> str:
         """A prediction in words."""
@@ -352,22 +320,17 @@ class SavedTable(SavedNetwork):
         return {"label": target.classes[index], "without": f"p = {min(max(own, 0.0), 1.0):.2f}"}
 
 
-def _answer_std(u: whence.Uncertainty) -> torch.Tensor:
-    """(m, 1) standard deviation of the probability of the answer."""
-    return u.probability_std().gather(1, u.probabilities.argmax(1, keepdim=True))
-
-
-def choose_places(named: list[int] | None, rows: Any, last: str, variances: Any) -> list[int]:
-    """Positions of the named rows, or of those with the largest variances; `last` is the last existing row.
+def choose_places(named: list[int] | None, numbers: Any, variances: Any) -> list[int]:
+    """Positions of the rows with the named numbers, or of those with the largest variances.
 
     Examples:
-        >>> choose_places(None, [1, 2, 3], "3", [1.0, 5.0, 3.0]), choose_places([3], [1, 2, 3], "3", [1.0, 5.0, 3.0])
+        >>> choose_places(None, [1, 2, 3], [1.0, 5.0, 3.0]), choose_places([3], [1, 2, 3], [1.0, 5.0, 3.0])
         ([1, 2, 0], [2])
     """
     if named is None:
         return [int(at) for at in numpy.argsort(-numpy.asarray(variances), kind="stable")[:MOST_UNCERTAIN]]
-    places = {int(row): place for place, row in enumerate(rows)}
-    beyond = [row for row in named if row not in places]
+    places = {int(number): place for place, number in enumerate(numbers)}
+    beyond = [number for number in named if number not in places]
     if beyond:
-        raise InputError(f"expected rows from 1 to {last}, got {', '.join(map(str, beyond))}.")
-    return [places[row] for row in named]
+        raise InputError(f"expected rows from 1 to {len(places):,}, got {', '.join(map(str, beyond))}.")
+    return [places[number] for number in named]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy
 import torch
@@ -17,9 +17,12 @@ from whence.display import count, number, percent
 from whence.runtime.execution import Progress
 from whence.tabular.files import TextTable, read_table, write_csv
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
-from whence.tabular.predictions import CHECK_INPUT, RowLabels, RowPredictions, affordable_rows, predict_rows
+from whence.tabular.labels import doubtful_rows, estimate_wrong, judge_labels, suggestions, work_items
+from whence.tabular.predictions import CHECK_INPUT, RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task
-from whence.tabular.worklist import WHEN, apply_answers, compare, read_answers, work_items
+
+if TYPE_CHECKING:
+    import pandas
 
 ADVICE = {
     "confident": "nothing to do",
@@ -40,7 +43,7 @@ Model = Literal["auto", "network", "trees"]  # what is trained
 def table(
     data: Annotated[Path, Argument(help="A CSV or parquet file with names of columns; .gz, .bz2, .xz too.")],
     target: Annotated[str | None, Option("--target", "-t", help="Column to predict; without it, lists them.")] = None,
-    task: Annotated[Task | None, console.one_of(Task, "Predict an amount or a class; guessed when not given.")] = None,
+    task: Annotated[Task | None, Option(help="Predict an amount or a class; guessed when not given.")] = None,
     ignore: Annotated[list[str] | None, Option("--ignore", "-x", help="A column to leave out; repeatable.")] = None,
     groups: Annotated[str | None, Option(help="Rows with the same value in this column are held out together.")] = None,
     out: console.Report = None,
@@ -50,19 +53,13 @@ def table(
         Path | None, Option(help="Write labels to check and rows to label to this CSV.", dir_okay=False)
     ] = None,
     export_rows: Annotated[int, Option(min=1, help="At most this many of each in --export.")] = 100,
-    answers: Annotated[
-        Path | None, Option("--import", help="Answers to --export: the CSV filled in; trains again.")
-    ] = None,
-    corrected: Annotated[
-        Path | None, Option(help="With --import, write the table with the answers to this CSV.", dir_okay=False)
-    ] = None,
     rows: console.Rows = 50_000,
     held_out: Annotated[float, Option(min=0.05, max=0.5, help="Share of the rows held out for testing.")] = 0.2,
     verdicts: Annotated[
-        Verdicts, console.one_of(Verdicts, "Which rows get a verdict; auto: all, if that takes about a minute.")
+        Verdicts, Option(help="Which rows get a verdict; auto: all, if that takes about a minute.")
     ] = "auto",
     structure: console.Structure = None,
-    model: Annotated[Model, console.one_of(Model, "What to train; auto: the better one on validation rows.")] = "auto",
+    model: Annotated[Model, Option(help="What to train; auto: the better one on validation rows.")] = "auto",
     width: Annotated[int | None, Option(min=1, help="Width of the network's two hidden layers.")] = None,
     delimiter: console.Delimiter = None,
     seed: Annotated[int, Option(min=0, help="Seed of all random draws.")] = 0,
@@ -81,54 +78,34 @@ def table(
     - `whence table bank.csv -t y -x duration --save bank-fit` leaves a column out, and keeps the fit
     - `whence table big.parquet -t y --rows 20000 --json > result.json`
     - `whence table bank.csv -t y --export todo.csv` writes the labels to check
-    - `whence table bank.csv -t y --import answers.csv` trains again with the answers, and compares
     """
     began = time.perf_counter()
     stem = data.name.split(".")[0] or "table"
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
-    if export is not None and export.suffix.lower() != ".csv":
-        stop(f"expected a file that ends in .csv for --export, got {export}.")
-    console.check_writable(report_path, csv_path, export, corrected, read=(data, answers))
-    check_folder(save)
+    console.check_writable(report_path, csv_path, export, read=(data,))
+    if save is not None:
+        check_folder(save)
     output = Output(as_json)
-    given, unanswered = ([], 0) if answers is None else read_answers(answers)
     read = read_table(data, rows, delimiter=delimiter, seed=seed, progress=Progress(not quiet))
     if target is None:
-        stop(f"expected --target with the column to predict. Columns: {', '.join(map(repr, read.columns))}.")
-    prepared = prepare(read, target, task, ignore or (), groups, test=held_out, width=width, seed=seed)
-    content: dict[str, Any] = {"data": data, **_data_summary(prepared)}
+        stop(f"expected --target with the column to predict. Columns: {', '.join(map(repr, read.frame.columns))}.")
+    prepared = prepare(read.frame, target, task, ignore or (), groups, test=held_out, width=width, seed=seed)
+    split, content = prepared.split, {"data": data, **_data_summary(read, prepared)}
     _print_data(output, content)
-    answered = None if answers is None else apply_answers(prepared, given, answers.name)
-    if corrected is not None and (answered is None or len(read) < read.total):
-        stop(
-            f"expected --import with the answers and all {read.total:,} rows for --corrected, got {answers or 'none'} "
-            f"and {len(read):,} of them. Pass --rows 0 for all."
-        )
-    options: dict[str, Any] = {"structure": structure or "auto", "seed": seed, "progress": not quiet}
-    fitted, before = fit_table(prepared, learner=model, **options), None
-    if answered is not None:
-        first = predict_rows(fitted, read)
-        before = first, RowLabels.of(first, prepared.split.train)
-        prepared, read = answered.prepared, answered.prepared.table
-        content["rows"] = _data_summary(prepared)["rows"]
-        fitted = fit_table(prepared, learner=fitted.model.learner, **options)  # the same kind, to compare
-    predictions = predict_rows(fitted, read, _rows_to_explain(prepared, fitted, verdicts))
-    labels = RowLabels.of(predictions, prepared.split.train)
-    if answered is not None and before is not None:
-        content["import"] = {**compare(answered, before, (predictions, labels)), "unanswered": unanswered}
-    content.update(_fit_summary(prepared, fitted, predictions, labels))
-    write_csv(csv_path, predictions.rows_frame(prepared.split.names(), labels.columns()))
+    fitted = fit_table(prepared, learner=model, structure=structure or "auto", seed=seed, progress=not quiet)
+    predictions = predict_rows(fitted, prepared.frame, _rows_to_explain(prepared, fitted, verdicts))
+    judged = judge_labels(predictions, split.train)
+    content |= _fit_summary(prepared, fitted, predictions, judged)
+    write_csv(csv_path, predictions.rows_frame(split.names(), suggestions(judged, fitted.model.target)))
     if report_path is not None:
-        _write_report(report_path, prepared, fitted, data.name, f"Model: {'; '.join(_model_words(content['model']))}.")
+        words = "; ".join(_model_words(content["model"]))
+        _write_report(report_path, prepared, fitted, data.name, f"Model: {words}.", content["notes"])
     if save is not None:
         save_table(fitted, save, {"data": data.name, "model": content["model"], "scores": content["scores"]})
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
-    if corrected is not None:
-        content["files"]["corrected"] = corrected
-        write_csv(corrected, read.columns)
     if export is not None:
-        items = work_items(prepared, fitted, labels, export_rows)
+        items = work_items(prepared, fitted, judged, export_rows)
         write_csv(export, items)
         content["files"]["worklist"] = export
         content["export"] = dict(Counter(items["todo"]))
@@ -138,73 +115,73 @@ def table(
 
 
 def _rows_to_explain(prepared: Prepared, fitted: FittedTable, verdicts: Verdicts) -> Any:
-    everything = numpy.arange(len(prepared.table))
+    everything = numpy.arange(len(prepared.frame))
     held_out = numpy.concatenate([prepared.split.test, prepared.split.unlabelled])
     if verdicts == "auto":
         return numpy.sort(affordable_rows(everything, held_out, fitted))
     return numpy.sort({"all": everything, "held-out": held_out, "none": everything[:0]}[verdicts])
 
 
-def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str, model: str) -> None:
+def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str, model: str, notes: list[str]) -> None:
     """Write the report on the held-out rows, and on those without a label."""
     split = prepared.split
-    test = prepared.table.take(numpy.concatenate([split.test, split.unlabelled]))
+    test = prepared.frame.iloc[numpy.concatenate([split.test, split.unlabelled])]
     unlabelled = f", {len(split.unlabelled):,} of them without a label" if len(split.unlabelled) else ""
-    about = (
+    about = [
         f"{len(test):,} rows of {name} that the model was not trained on{unlabelled}. Rows are counted from 1, below "
-        f"the names of the columns. {model}"
-    )
-    notes = [f"Note: {note}." for note in prepared.notes]
+        f"the names of the columns. {model}",
+        *(f"Note: {note}." for note in notes[:NOTES]),
+    ]
     if len(notes) > NOTES:
-        notes[NOTES:] = [f"{len(notes) - NOTES} more notes on the file are in the output of the command."]
+        about.append(f"{len(notes) - NOTES} more notes on the file are in the output of the command.")
     traced = TRACED if len(test) > ALL_TRACED else len(test)
-    report_rows(path, fitted, test, [about, *notes], prepared.table.take(split.train), traced)
+    report_rows(path, fitted, test, about, prepared.frame.iloc[split.train], traced)
 
 
 def report_rows(
     path: Path,
     fitted: FittedTable,
-    table: TextTable,
+    rows: pandas.DataFrame,
     about: list[str],
-    train: TextTable | None = None,
+    train: pandas.DataFrame | None = None,
     traced: int = TRACED,
 ) -> None:
     """Write the report on the rows of a table, with targets if some of them have one."""
-    model, inputs, values = fitted.model, fitted.model.encode(table), fitted.model.targets(table)
+    model, inputs, values = fitted.model, fitted.model.encode(rows), fitted.model.targets(rows)
     word = "row" if train is not None else "training row"
     fitted.tracer.report(
         path,
         (inputs, torch.from_numpy(values)) if numpy.isfinite(values).any() else inputs,
-        table=(model.shown(table), fitted.usual if train is None else model.shown(train)),
-        ids=([f"row {row}" for row in table.rows], [f"{word} {row}" for row in fitted.rows]),
+        table=(model.shown(rows), fitted.usual if train is None else model.shown(train)),
+        ids=([f"row {row}" for row in rows.index], [f"{word} {row}" for row in fitted.rows]),
         title=f"{model.target.name}: how uncertain are predictions, and why?",
         names=list(model.target.classes) or [model.target.name],
         about=about,
         traced=traced,
         intervals=fitted.intervals,
-        examples=fitted.training_examples(table, inputs),
+        examples=fitted.training_examples(rows),
     )
 
 
-def _data_summary(prepared: Prepared) -> dict[str, Any]:
+def _data_summary(read: TextTable, prepared: Prepared) -> dict[str, Any]:
     """What is known before the training."""
-    model, table = prepared.model, prepared.table
+    model = prepared.model
     parts = {name: len(getattr(prepared.split, name)) for name in ("train", "test", "unlabelled")}
     return {
-        "rows": {"file": table.total, "used": len(table), **parts},
+        "rows": {"file": read.total, "used": len(read.frame), **parts},
         "target": {"name": model.target.name, "task": model.target.task, "classes": model.target.classes},
         "columns": [{"name": one.name, "kind": one.kind, "words": one.description} for one in model.columns],
         "left_out": [{"name": one.name, "reason": one.reason} for one in model.excluded],
-        "notes": prepared.notes,
+        "notes": [*read.notes, *prepared.notes],
     }
 
 
 def _fit_summary(
-    prepared: Prepared, fitted: FittedTable, predictions: RowPredictions, labels: RowLabels
+    prepared: Prepared, fitted: FittedTable, predictions: RowPredictions, judged: pandas.DataFrame
 ) -> dict[str, Any]:
     """What is known after the training."""
     model, split, tracer = fitted.model, prepared.split, fitted.tracer
-    verdicts, wrong = predictions.frame["verdict"], labels.wrong()
+    verdicts, wrong = predictions.frame["verdict"], estimate_wrong(judged, model.target)
     parts = {"held_out": split.test, "unlabelled": split.unlabelled, "all": slice(None)}
     trust = next(one for one in tracer.diagnostics if one.name == "trust")
     sizes = {"inputs": len(model.inputs), "width": model.width, "weights": tracer.problem.selection.size}
@@ -227,7 +204,7 @@ def _fit_summary(
         },
         "scores": {one.name: {"value": one.value, "words": one.words} for one in predictions.scores(split.test)},
         "verdicts": {name: count_verdicts(verdicts.iloc[rows]) for name, rows in parts.items()},
-        "suspects": [_suspect(predictions, labels, int(at)) for at in labels.doubtful[:SUSPECTS]],
+        "suspects": _suspects(predictions, judged),
         "wrong_labels": None if wrong is None else {**vars(wrong), "words": str(wrong)},
     }
 
@@ -238,16 +215,13 @@ def count_verdicts(verdicts: Any) -> dict[str, int]:
     return {name: counts[name] for name in ADVICE} if any(verdicts) else {}
 
 
-def _suspect(predictions: RowPredictions, labels: RowLabels, at: int) -> dict[str, Any]:
-    """A row with a doubtful label, and what the other rows say."""
-    target, sure = labels.target, float(labels.sure[at])
-    row = {"row": int(predictions.table.rows[at]), "suspicion": float(labels.suspicion[at])}
-    if target.classes:
-        label, suggested = str(predictions.table.columns[target.name][at]), str(labels.columns()["suggested"][at])
-        said = {"label": label, "suggested": suggested, "suggested_probability": sure}
-        return {**row, **said, "others": f"{suggested} ({percent(sure)})"}
-    said = {"label": figure(labels.labels[at]), "suggested": figure(labels.suggested[at]), "suggested_std": sure}
-    return {**row, **said, "others": f"{number(labels.suggested[at])} ± {number(sure, 2)}"}
+def _suspects(predictions: RowPredictions, judged: pandas.DataFrame) -> list[dict[str, Any]]:
+    """The rows with the most doubtful labels, and what the other rows say."""
+    target, at = predictions.fitted.model.target, doubtful_rows(judged)[:SUSPECTS]
+    found = suggestions(judged, target).iloc[at]
+    found.insert(0, "row", predictions.rows.index[at])
+    found.insert(1, "label", predictions.rows[target.name].iloc[at].to_numpy())
+    return [{str(name): cell for name, cell in one.items()} for one in found.to_dict(orient="records")]
 
 
 def _print_data(output: Output, content: dict[str, Any]) -> None:
@@ -292,8 +266,6 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
         if sum(content["verdicts"]["all"].values()) < rows["used"]:
             output.say("  Not all rows have a verdict; --verdicts all gives one to each, which takes longer")
     _print_labels(output, content)
-    if "import" in content:
-        _print_answers(output, content["import"], rows["test"])
     output.say()
     output.files(content["files"])
     output.fact("Time", f"{content['seconds']:.0f} s")
@@ -304,16 +276,15 @@ def _print_labels(output: Output, content: dict[str, Any]) -> None:
     name, numbers = content["target"]["name"], content["target"]["task"] == "regression"
     if content["suspects"]:
         output.head("Labels to check first")
+        lines = []
+        for one in content["suspects"]:
+            if numbers:
+                others = f"{number(one['suggested'])} ± {number(one['suggested_std'], 2)}"
+                lines.append([one["row"], one["label"], others, f"{one['suspicion']:.1f}"])
+            else:
+                others = f"{one['suggested']} ({percent(one['suggested_probability'])})"
+                lines.append([one["row"], one["label"], others, percent(1 - one["suspicion"])])
         doubt = "standard deviations off" if numbers else "chance of the label"
-        lines = [
-            [
-                one["row"],
-                one["label"],
-                one["others"],
-                f"{one['suspicion']:.1f}" if numbers else percent(1 - one["suspicion"]),
-            ]
-            for one in content["suspects"]
-        ]
         output.rows(lines, ["row", f"{name} in the file", "the other rows suggest", doubt], right=(0, 3))
     if content["wrong_labels"]:
         if not content["suspects"]:
@@ -348,20 +319,3 @@ def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:
         if number or name != CHECK_INPUT
     ]
     output.rows(lines, right=(1, 2))
-
-
-def _print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:
-    """Print what answers changed; `rows` rows are held out."""
-    amounts = {
-        "changed": count(len(changes["changed"]), "label") + " changed",
-        "confirmed": f"{len(changes['confirmed']):,} confirmed",
-        "labelled": count(len(changes["labelled"]), "row") + " labelled",
-        "unanswered": count(changes["unanswered"], "row") + " without an answer",
-    }
-    output.head("What the answers changed: " + ", ".join(words for name, words in amounts.items() if changes[name]))
-    output.say(f"  On {count(rows, 'held-out row')}, by the corrected labels:")
-    numbers = {**changes["scores"], "mean std": changes["std"]}
-    output.rows([[name, *(one[when] for when in WHEN)] for name, one in numbers.items()], ["", *WHEN], right=(1, 2))
-    doubtful = changes["contradicted"]
-    output.say(f"  Labels that the other rows contradict: {doubtful['before']:,} before, {doubtful['after']:,} after")
-    output.say(f"  Predictions that changed: {changes['predictions_changed']:,}")

@@ -20,12 +20,13 @@ from torch import Tensor
 from whence.curvature.rotation import Basis, BasisView, formed_bytes, products_are_rounded
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import UncapturedParameterError
-from whence.jacobian.capture import Capture, examples_using
+from whence.jacobian.capture import Capture
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import in_half
 from whence.linalg import gradients_not_finite
-from whence.runtime.execution import Chunks, State, partial_data_error
+from whence.runtime.checkpoint import State
+from whence.runtime.execution import Chunks, partial_data_error
 from whence.runtime.memory import Budget, drop_pages, on_disk, readable
 from whence.runtime.model_state import one_thread, rounded_products
 
@@ -172,14 +173,8 @@ class LayerGradients:
             first = problem.batches.first()
             sequences = problem.sketch is not None and problem.sketch.dense
             few = take(first.inputs, slice(0, PROOF_SEQUENCES if sequences else PROOF_EXAMPLES))
-            if not problem.captures:  # verified on the first examples, and on others that use more parameters
-                found = self._verified(few)
-                if found.without_uses:
-                    read = problem.read("parameters not used by the first batch")
-                    group = problem.passes.process_group
-                    more = examples_using(found.without_uses, found, read, group, problem.device)
-                    found = self._verified(few, more=more) if more else found
-                problem.captures.append(found)
+            if not problem.captures:
+                problem.captures.append(self._verified(few))
             self.notes = list(problem.captures[0].notes)
             sizes = LayerSizes(problem.captures[0].blocks, *self._measure(few))
         self.sizes = sizes
@@ -320,14 +315,13 @@ class LayerGradients:
         if rows is not None and found:
             self._cache = rows, found
 
-    def _verified(self, few: Inputs, blocks: Sequence[Block] | None = None, more: Sequence[Inputs] = ()) -> Capture:
+    def _verified(self, few: Inputs, blocks: Sequence[Block] | None = None) -> Capture:
         problem = self.problem
         with rounded_products(False):  # sums of products are compared
             return Capture(
                 problem.network,
                 dict(problem.selection.parameters),
                 example_inputs=few,
-                more=more,
                 blocks=blocks,
                 later_notes=problem.batches.notes,
                 lowered=(in_half(problem.network, few), torch.float16) if problem.half else None,

@@ -17,7 +17,6 @@ from whence.curvature.base import (
     Alignments,
     FittedCurvature,
     Groups,
-    MeatRoots,
     Meats,
     NewtonStep,
     Predicted,
@@ -237,12 +236,6 @@ class FittedDual(AlignedCurvature):
         for where, rows in self.rows.read("solves"):
             inside += curved[:, where].flatten(1) @ rows.flatten(0, 1)
         return (vectors - inside) / self.ridge
-
-    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedDual:
-        """Factor the same kernel again."""
-        need = 5.0 * self.kernel.numel() * self.kernel.element_size()
-        self.problem.budget.require(need, "a second factor of the kernel", f"Fit again with ridge={ridge:g}.")
-        return FittedDual.of(self.rows, self.kernel, self.inner_weights, ridge)
 
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
         """Yield rows (m, k, d) of a batch, as many as fit: each block may cost a pass over the training rows."""

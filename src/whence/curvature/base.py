@@ -231,13 +231,6 @@ class FittedCurvature(ABC):
         problem = self.problem
         return self.precondition(torch.eye(problem.selection.size, dtype=problem.dtype, device=problem.device))
 
-    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedCurvature:
-        """The same curvature at another ridge above zero, for less than a fit costs; `meat_roots` as in `fit`."""
-        raise InputError(
-            f"expected a structure that keeps its curvature apart from the ridge, got {type(self).__name__}, which "
-            f"solves for every training example anew. Fit again with ridge={ridge:g}."
-        )
-
 
 class Structure(ABC):
     """Options of a curvature that is not fitted yet."""

@@ -26,7 +26,6 @@ from whence.curvature.primal import (
 )
 from whence.curvature.rotation import Basis
 from whence.jacobian.linearization import Linearization
-from whence.runtime.execution import asks_back
 
 RANKED = 256  # least number of sequences from which coordinates are ranked
 QUICK_SIZE = 2048  # features that are always allowed, for any number of examples
@@ -36,7 +35,6 @@ OPERATIONS = {"cpu": 1e11, "cuda": 2e14}  # most n k r^2 above QUICK_SIZE: about
 SKETCH_SIZE, SKETCH_SHARE = 6144, 0.3  # maximum number of features of a sketch, and its share of OPERATIONS
 
 
-@asks_back
 @dataclass(frozen=True)
 class Core(FeatureStructure):
     """The exact algebra on the r largest coordinates of the Kronecker eigenbasis, terms across layers included.
@@ -165,7 +163,6 @@ def sample_bytes(d: int, k: int, sources: int, points: int, columns: int) -> flo
     return float(d) * (4 * (points + sources * (columns + 1)) + 8 * 8 * (columns + 2))
 
 
-@asks_back
 @dataclass(frozen=True)
 class Sketch(FeatureStructure):
     """Exact algebra on random Kronecker projections of the gradients: one pass, no eigendecomposition of factors.

@@ -24,7 +24,6 @@ from whence.curvature.rotation import Basis, DiagonalMoments
 from whence.curvature.spectral import FittedSpectral, Leverage
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
-from whence.runtime.execution import asks_back
 
 Decomposition: TypeAlias = tuple[Sequence[Basis], Spectrum, Sequence[Basis | None] | None]
 
@@ -57,7 +56,6 @@ class SpectralStructure(AdditiveStructure):
         """Bases, eigenvalues in them, and rotations to the meats' own bases."""
 
 
-@asks_back
 @dataclass(frozen=True)
 class EKFAC(SpectralStructure):
     """Kronecker eigenbasis with corrected eigenvalues: the paper's scaling to deep networks.
@@ -115,7 +113,6 @@ class EKFAC(SpectralStructure):
         return spectral_cost(sizes, self.name, two_bases=two_bases, bounded=self.tolerance > 0)
 
 
-@asks_back
 @dataclass(frozen=True)
 class KFAC(SpectralStructure):
     """Kronecker factors without corrected eigenvalues. For comparison: EKFAC costs about the same and fits better.
@@ -143,7 +140,6 @@ class KFAC(SpectralStructure):
         return bases, replace(measured, curvature=curvature), None
 
 
-@asks_back
 @dataclass(frozen=True)
 class Diagonal(SpectralStructure):
     """The diagonal of the curvature in the coordinates of the weights themselves. Crude, and one pass cheaper.

@@ -15,7 +15,6 @@ from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.primal import FittedPrimal, algebra_bytes, algebra_operations, kept_bytes
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
-from whence.runtime.execution import asks_back
 from whence.runtime.memory import readable
 
 Road = Literal["auto", "primal", "dual", "matrix_free"]
@@ -23,7 +22,6 @@ Road = Literal["auto", "primal", "dual", "matrix_free"]
 OPERATIONS = {"cpu": 1.5e11, "cuda": 2e14}  # a third of an exact fit of ten seconds on one core
 
 
-@asks_back
 @dataclass(frozen=True)
 class Exact(Structure):
     """No approximation beyond the linearization.

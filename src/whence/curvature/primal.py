@@ -26,7 +26,6 @@ from whence.curvature.base import (
     Alignments,
     FittedCurvature,
     Groups,
-    MeatRoots,
     Meats,
     NewtonStep,
     Predicted,
@@ -449,20 +448,6 @@ class FittedPrimal(FittedCurvature):
         """The inverse along the features, zero outside."""
         root = self.features.lift(self.whiten.inverse / self.whiten.scale)  # (r, d)
         return root.mT @ root
-
-    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedPrimal:
-        """Update this factor: in whitened coordinates F_lam is the identity, to which the new ridge adds."""
-        whiten, more = self.whiten, ridge - self.ridge
-        inner = torch.zeros_like(whiten.inverse)
-        add_gram(inner, (whiten.inverse / whiten.scale).T)
-        mirror(inner).mul_(more).diagonal().add_(1.0)
-        factor, info = torch.linalg.cholesky_ex(inner)
-        if int(info):
-            raise singular(ridge, 1, len(inner))
-        inverse = solve_lower(factor, whiten.inverse)
-        further = (self.step + self.features.weights()) / whiten.scale
-        step = self.step - more * (inverse.T @ (inverse @ further)) / whiten.scale
-        return self.of(self.rows, Whitening(whiten.scale, inverse), step, ridge)
 
     def _solve(self, rows: Tensor) -> Tensor:
         """F_lam^-1 z for features z (..., r)."""

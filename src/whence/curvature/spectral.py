@@ -191,11 +191,6 @@ class FittedSpectral(FittedCurvature):
             for basis, s, damped in ((basis, s, s.damped(self.ridge)) for basis, s in zipped)
         )
 
-    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedSpectral:
-        """Keep bases and eigenvalues; one pass for the leverages and the meats."""
-        leverage = Leverage(self.stream, self.bases, self.spectrum, ridge, meat_roots, self.rotations)
-        return FittedSpectral.of(self.stream.accumulate(leverage, last=True), self.noise, [])
-
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), where F is this approximation."""
         size = math.hypot(*(float(step.norm()) for step in self.step))
@@ -426,19 +421,6 @@ class SpectralSandwich(Sandwich):
         """As `predict`, without covariances between outputs: gradients are read once for all estimators."""
         return self._sum(inputs, Weights.variances)
 
-    def share_chosen_by_rounding(self) -> float:
-        """Share of the trace of the weights' HeC3 along eigenvectors that rounding chooses."""
-        open_, total, precision = 0.0, 0.0, working_precision(self.fitted.problem)
-        for weights, s in zip(self.weights, self.fitted.spectrum.curvature, strict=True):
-            if isinstance(weights, TwoBasisWeights):  # its meats have their own basis
-                continue
-            at, basis = self.names.index("hec3"), weights.basis
-            outside = float(weights.outside[at])
-            inside = weights.inside[at].double() + (0.0 if weights.rounded or not basis.outside else outside)
-            total += float(inside.sum()) + basis.outside * outside
-            open_ += float(inside[chosen_by_rounding(basis, s.inside, precision)].sum())
-        return open_ / total if total > 0 else 0.0
-
     def _sum(self, inputs: Inputs, of: Callable[[Weights, BasisView], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs, and for each estimator the sum over blocks of `of`, (n, k) or (n, k, k)."""
         problem, stream = self.fitted.problem, self.fitted.stream
@@ -455,20 +437,3 @@ class SpectralSandwich(Sandwich):
                 outputs = [problem.network(inputs)]
         found = torch.cat(sums, dim=1).to(problem.dtype)
         return torch.cat(outputs).to(problem.dtype), dict(zip(self.names, found, strict=True))
-
-
-def chosen_by_rounding(basis: Basis, eigenvalues: Tensor, precision: torch.dtype) -> Tensor:
-    """Which coordinates (*shape) of a basis lie along eigenvectors that are arbitrary within a null space of a factor.
-
-    If two or more eigenvectors have next to no curvature relative to the largest, any basis of their span is as good.
-    """
-    grouped = eigenvalues if basis.block.kind == "kronecker" else eigenvalues.unsqueeze(0)  # (e, o, i), (1, ..., i)
-    found = torch.zeros_like(grouped, dtype=torch.bool)
-    limit = torch.finfo(precision).eps * grouped.flatten(1).amax(1)
-    for matrix, axis in ((basis.inputs, grouped.dim() - 1), (basis.outputs, 1)):
-        if matrix is not None:
-            others = [one for one in range(1, grouped.dim()) if one != axis]
-            flat = (grouped.amax(others) if others else grouped) <= limit.unsqueeze(1)  # (e, side)
-            several = flat & (flat.sum(1, keepdim=True) > 1)
-            found |= several.reshape(*(grouped.shape[one] if one in (0, axis) else 1 for one in range(grouped.dim())))
-    return found.reshape(eigenvalues.shape)

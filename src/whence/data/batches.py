@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -27,7 +28,6 @@ from whence.runtime.model_state import checksum
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 WEIGHT_KEY = "sample_weight"
-SEARCHED = 64  # number of examples, and of batches, searched for two examples that differ
 
 Inputs = Any  # inputs of a model: a tensor, a tuple of positional arguments, or a mapping of keyword arguments
 Call = Callable[[Inputs], Tensor]  # runs a model on a batch: outputs (n, k)
@@ -47,11 +47,6 @@ class Batch:
     def rows(self) -> slice:
         """The indices of these examples among all examples."""
         return slice(self.start, self.start + self.size)
-
-    @property
-    def tokens(self) -> int:
-        """Number of positions if there is a class at each of many, as in a text; else zero."""
-        return self.targets.numel() if self.targets.ndim == 2 and not self.targets.is_floating_point() else 0
 
 
 @dataclass
@@ -108,7 +103,7 @@ class Batches:
         batches = self._read()
         if label is not None:
             total = len(self.fingerprints) if self.complete else length(self.loader)
-            batches = self.progress.track(batches, f"{label}, batch", total, lambda batch: batch.tokens)
+            batches = self.progress.track(batches, f"{label}, batch", total)
         yield from (batch for batch in batches if batch.size)
 
     def _read(self) -> Iterator[Batch]:
@@ -124,24 +119,6 @@ class Batches:
         if start == self.passes.offset and self.passes.process_group.alone:
             raise no_examples()
         self.complete = True
-
-    def sample(self, count: int) -> Iterator[tuple[int, Batch]]:
-        """A few batches and their numbers, from data already read, evenly spaced if the loader allows it."""
-        numbers, raws = _spaced_batches(self.loader, count)
-        start, known = self.passes.offset, 0
-        for number, raw in zip(numbers, raws, strict=False):
-            start += sum(self._size(before) for before in range(known, number))
-            batch = self._prepare(number, raw, start)
-            start, known = start + batch.size, number + 1
-            if batch.size:
-                yield from ((number, view) for view in self._viewed(batch, number))
-
-    def _size(self, number: int) -> int:
-        """The number of examples in an unread batch of a list or a DataLoader."""
-        if isinstance(self.loader, (list, tuple, TensorBatches)):
-            return batch_size(split(self.loader[number], f"batch {number}")[0], f"batch {number}")
-        size: int = self.loader.batch_size  # type: ignore[attr-defined]  # a DataLoader: only its last batch is smaller
-        return size
 
     def _prepare(self, number: int, raw: Any, start: int) -> Batch:
         """Move a batch to the device and check it, also against earlier passes."""
@@ -186,21 +163,6 @@ class Batches:
         raw = to_device(self._first, self.device)
         targets = raw[1] if self.target_transform is None else self.target_transform(raw[1])
         return next(iter(self._viewed(Batch(raw[0], targets, 0, len(targets), raw[2]), 0)))
-
-    def distinct_inputs(self) -> Inputs:
-        """The inputs of a first batch whose examples are all equal, joined with inputs of later batches."""
-        inputs = self.first().inputs
-        local: list[Inputs] = []
-        for number, batch in enumerate(self.read(None)):
-            local.append(take(batch.inputs, slice(0, SEARCHED)))
-            compatible = can_concatenate(inputs, local[-1])
-            if number == SEARCHED or not compatible or examples_differ(concatenate([inputs, local[-1]])):
-                break
-        group = self.passes.process_group
-        sent = local if group.alone else to_device(local, torch.device("cpu"))
-        gathered = [one for each in group.all_gather_object("the first examples", sent) for one in each]
-        others = [one for one in to_device(gathered, self.device) if can_concatenate(inputs, one)]
-        return concatenate([inputs, *others])
 
     def _changed(self, got: str) -> LoaderError:
         """The error for data that differ from an earlier pass."""
@@ -281,18 +243,16 @@ def _plain(inputs: Inputs) -> Inputs:
 
 def check_weights(weights: Any, size: int, where: str) -> None:
     """Raise unless these are numbers for `size` examples, finite and not below zero."""
-    advice = (
-        "The third part of a batch (or the key 'sample_weight') is a tensor with one weight for each example; several "
-        "inputs go into a tuple: ((a, b), targets)."
-    )
-    if not isinstance(weights, Tensor):
-        raise InputError(f"expected sample weights as a tensor in {where}, got {type(weights).__name__}. {advice}")
-    shaped = weights.ndim > 0 and len(weights) == size  # weights of positions are checked once outputs are known
-    if shaped and (weights.dtype == torch.bool or weights.is_complex()):
-        raise InputError(f"expected sample weights as numbers in {where}, got {weights.dtype}. {advice}")
+    numbers = isinstance(weights, Tensor) and weights.dtype != torch.bool and not weights.is_complex()
+    shaped = numbers and weights.ndim > 0 and len(weights) == size  # weights of positions are checked with the outputs
     wrong = ~(torch.isfinite(weights) & (weights >= 0)) if shaped else None
     if wrong is None or (weights.ndim > 1 and bool(wrong.any())):  # more likely an input than weights of positions
-        raise ShapeError(f"expected sample weights of shape ({size},) in {where}, got {tuple(weights.shape)}. {advice}")
+        got = describe(weights) or type(weights).__name__
+        raise (ShapeError if numbers else InputError)(
+            f"expected sample weights as numbers of shape ({size},) in {where}, got {got}. The third part of a batch "
+            "(or the key 'sample_weight') is a tensor with one weight for each example; several inputs go into a "
+            "tuple: ((a, b), targets)."
+        )
     if bool(wrong.any()):
         at = int(wrong.int().argmax())
         raise InputError(
@@ -366,20 +326,6 @@ def take(inputs: Inputs, rows: slice | Tensor) -> Inputs:
     return tree_map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, inputs)
 
 
-def can_concatenate(one: Inputs, other: Inputs) -> bool:
-    """Whether two batches can be concatenated: same structure, dtypes and shapes, except for the number of examples."""
-    sides = [tree_flatten(inputs) for inputs in (one, other)]
-    if sides[0][1] != sides[1][1]:
-        return False
-    pairs = [(a, b) for a, b in zip(sides[0][0], sides[1][0], strict=True) if isinstance(a, Tensor)]
-    return all(isinstance(b, Tensor) and a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in pairs)
-
-
-def concatenate(batches: Sequence[Inputs]) -> Inputs:
-    """Concatenate batches; anything but tensors is taken from the first."""
-    return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0], *batches)
-
-
 R = TypeVar("R")
 
 
@@ -400,11 +346,6 @@ def combine(results: Sequence[R], how: Callable[[list[Tensor]], Tensor]) -> R:
         found = replace(found, **{name: combine([getattr(one, name) for one in parts], how) for name in names})
     together: R = found
     return together
-
-
-def examples_differ(inputs: Inputs) -> bool:
-    """Whether any of the first examples differs from the first one."""
-    return any(bool((leaf[:SEARCHED] != leaf[:1]).any()) for leaf in tensors_of(inputs))
 
 
 # --- Loaders ----------------------------------------------------------------------------------------------------------
@@ -475,28 +416,23 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
     """
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
         return loader
-    sampler: Any = loader.sampler
-    size = length(loader.dataset) or 0
-    shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size
-    sequential = type(sampler) is SequentialSampler
-    if loader.batch_size is None or not (shuffled or sequential):
-        if not loader.persistent_workers:
-            return loader
-        iterable = isinstance(loader.dataset, IterableDataset)
-        if loader.batch_size is None and loader.batch_sampler is not None and not iterable:
-            return _copy(loader, batch_sampler=loader.batch_sampler)
-        order = {} if iterable else {"sampler": sampler}
-        return _copy(loader, batch_size=loader.batch_size, drop_last=loader.drop_last, **order)
-    if shuffled:
+    found = copy.copy(loader)
+    vars(found).update(persistent_workers=False, generator=None, _iterator=None)
+    sampler, size, dataset = loader.sampler, loader.batch_size, loader.dataset
+    if size is None:
+        return found
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == length(dataset):
         notes.append("the loader shuffles; it was read in the order of its data set, which indices refer to")
-    elif loader.drop_last and size % loader.batch_size:
-        notes.append(
-            f"the loader drops its last, incomplete batch: {size % loader.batch_size} training examples were not read"
-        )
-    drop_last = loader.drop_last and sequential
-    if type(loader) is DataLoader and loader.collate_fn is default_collate and type(loader.dataset) is TensorDataset:
-        return TensorBatches(loader.dataset, loader.batch_size, drop_last)
-    return _copy(loader, batch_size=loader.batch_size, shuffle=False, drop_last=drop_last)
+        sampler = SequentialSampler(dataset)  # type: ignore[arg-type]  # of known length
+        vars(found).update(sampler=sampler, batch_sampler=BatchSampler(sampler, size, False), drop_last=False)
+    if type(sampler) is not SequentialSampler:
+        return found
+    left = len(sampler) % size
+    if found.drop_last and left:
+        notes.append(f"the loader drops its last, incomplete batch: {left} training examples were not read")
+    if type(loader) is DataLoader and loader.collate_fn is default_collate and type(dataset) is TensorDataset:
+        return TensorBatches(dataset, size, found.drop_last)
+    return found
 
 
 @dataclass(frozen=True)
@@ -526,33 +462,3 @@ class TensorBatches:
     def __iter__(self) -> Iterator[list[Tensor]]:
         """All batches in order."""
         return map(self.__getitem__, range(len(self)))
-
-
-def _spaced_batches(loader: Iterable[Any], count: int) -> tuple[list[int], Iterable[Any]]:
-    """Numbers of some batches, including the first, and these batches; no others are read.
-
-    They are evenly spaced in lists, and in a DataLoader that reads its data set in order. From other loaders they are
-    the first ones, since the last cannot be reached without reading all.
-
-    Examples:
-        >>> _spaced_batches(["a", "b", "c", "d", "e"], 3)
-        ([0, 2, 4], ['a', 'c', 'e'])
-    """
-    plain = type(loader) is DataLoader and type(loader.sampler) is SequentialSampler and bool(loader.batch_size)
-    if not (plain or isinstance(loader, (list, tuple, TensorBatches))):
-        return list(range(count)), islice(loader, count)
-    total = length(loader) or 0
-    numbers = sorted({round(at * (total - 1) / max(count - 1, 1)) for at in range(count)}) if total else []
-    if isinstance(loader, (list, tuple, TensorBatches)):
-        return numbers, [loader[number] for number in numbers]
-    assert isinstance(loader, DataLoader)
-    size, examples = loader.batch_size or 1, length(loader.dataset) or 0
-    chosen = [list(range(number * size, min((number + 1) * size, examples))) for number in numbers]
-    return numbers, _copy(loader, batch_sampler=chosen)
-
-
-def _copy(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
-    """Another DataLoader of the same data, with its own workers for each pass."""
-    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
-    same = {name: getattr(loader, name) for name in (*names, "prefetch_factor")}
-    return DataLoader(loader.dataset, **order, **same)

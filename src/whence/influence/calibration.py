@@ -27,8 +27,9 @@ SAME_PLACE = 1e-5
 MOST_CERTAIN = 0.999
 """Upper bound of the noise when odds are computed."""
 
-LEAST_EXCESS = 1.05
-"""A scarcity below this is not called scarce."""
+LEAST_EXCESS, LEAST_AMBIGUITY = 1.05, 0.1
+"""A scarcity below the first is not unusual, and neither is an answer if two labels drawn from the network's own
+probabilities differ in a smaller share of cases than the second."""
 
 BESIDE = 0.5
 """Weight in the scarcity, beside the distance, of the distance relative to that of the examples around; and of scarcity
@@ -154,7 +155,12 @@ class Calibration:
     examples, each from the others, and with the same answer (`Typical`). Half of a second excess is added: that of the
     distance relative to the distances of the nearest training examples from others, as in the local outlier factor
     (Breunig et al., 2000). It counts how dense the examples are around the input. Examples around which labels
-    contradict each other are not compared with, unless few are left. Labels do not enter.
+    contradict each other are not compared with, unless few are left: the others are ordinary. Labels do not enter.
+
+    An input is unusual if few ordinary examples, each without itself, are as scarce, or have as ambiguous answers.
+    These are two tests, so the smaller share counts twice (Bonferroni). An input with noisy labels around it is
+    compared with the training examples of which this is also true, by its scarcity alone, because contradicting labels
+    scatter inputs in the network and make its answers ambiguous.
 
     Attributes:
         neighbours: the training examples that inputs are compared with.
@@ -169,6 +175,8 @@ class Calibration:
         distance: typical distances.
         local: typical distances relative to those of the nearest training examples.
         ordinary: scores of ordinary training examples, as returned by `remoteness`, ascending.
+        noisy: those of the training examples with noisy labels around them, ascending.
+        ambiguities: of the network's answers for ordinary training examples, ascending; `None` where `answered` is.
         rare: (k,) whether hardly any training example has the label of a class; `None` without such labels.
         codes: target values for other classes and for the class itself; `None` without classes, where squares do not
             measure how often two labels differ.
@@ -186,6 +194,8 @@ class Calibration:
     distance: Typical
     local: Typical
     ordinary: Tensor
+    noisy: Tensor
+    ambiguities: Tensor | None
     rare: Tensor | None
     codes: tuple[float, float] | None
     unit: float = 1.0
@@ -222,8 +232,9 @@ class Calibration:
         nearby = Expected.of(average, squares)
         expected = nearby.at(average)
         limit = limit_for_classes(squares) if codes is not None else NOISIER_TARGETS * float(squares.mean())
-        noise_limit, answered = limit if codes is not None else unit * limit**0.5, None
+        noise_limit, answered, ambiguities = limit if codes is not None else unit * limit**0.5, None, None
         agreeing = expected <= limit
+        noisy = ~agreeing
         few = int(agreeing.sum()) < max(len(agreeing) / 2, LEAST_ORDINARY)
         ordinary = torch.ones_like(agreeing) if few else agreeing
         candidates = neighbours.nearest[:, :CANDIDATES]
@@ -232,9 +243,10 @@ class Calibration:
         local = Typical.of(distances / average_of(distances, candidates), None, ordinary)
         if problem.likelihood.has_classes and not isinstance(problem.network.model, LeafSum):
             _, ambiguity = predicted_probability(fitted, outputs, codes, index)
-            answered = Expected.of(ambiguity, squares)
-            both = expected.clamp_max(1.0) * answered.at(ambiguity).clamp_max(1.0)
-            noise_limit = limit_for_classes(both.sqrt())
+            answered, ambiguities = Expected.of(ambiguity, squares), ambiguity[ordinary].sort().values
+            both = (expected.clamp_max(1.0) * answered.at(ambiguity).clamp_max(1.0)).sqrt()
+            noise_limit = limit_for_classes(both)
+            noisy = noisy & (both > noise_limit)
         notes: tuple[str, ...] = ()
         if len(index) < int(fitted.counted.sum()):
             notes = (f"Inputs are compared with {len(index):,} of {int(fitted.counted.sum()):,} training examples.",)
@@ -249,13 +261,15 @@ class Calibration:
             distance=distance,
             local=local,
             ordinary=squares,
+            noisy=squares,
+            ambiguities=ambiguities,
             rare=rare,
             codes=codes,
             unit=unit,
             notes=notes,
         )
         remote = found.remoteness(distances, candidates, answers)
-        return replace(found, ordinary=remote[ordinary].sort().values)
+        return replace(found, ordinary=remote[ordinary].sort().values, noisy=remote[noisy].sort().values)
 
     def calibrated(self, average: Tensor) -> Tensor:
         """(m,) squares expected for these averages; at most one for classes."""
@@ -306,13 +320,29 @@ class Calibration:
         return (self.distance.spread * remote).exp()
 
     def scarcity_limit(self, level: float) -> float:
-        """The quantile of the training examples' scarcity at this level."""
+        """The scarcity that this share of ordinary training examples does not exceed; with two tests, a larger one."""
+        level = level if self.ambiguities is None else (1.0 + level) / 2.0
         return max(float(self.scarcity(self.ordinary.quantile(level))), LEAST_EXCESS)
 
-    def scarcity_p(self, remote: Tensor) -> Tensor:
-        """(m,) share of ordinary training examples, counting the input itself, that are at least as remote."""
-        below = torch.searchsorted(self.ordinary, remote.contiguous())
-        return (1.0 + len(self.ordinary) - below) / (1.0 + len(self.ordinary))
+    def ambiguity_limit(self, level: float) -> float:
+        """The same for ambiguities; one, which none reaches, if these do not count."""
+        if self.ambiguities is None:
+            return 1.0
+        return max(float(self.ambiguities.quantile((1.0 + level) / 2.0)), LEAST_AMBIGUITY)
+
+    def scarcity_p(self, remote: Tensor, ambiguity: Tensor, noisy: Tensor) -> Tensor:
+        """(m,) share of training examples as unusual: of ordinary ones, or of those with noisy labels around them.
+
+        Args:
+            remote: (m,) as returned by `remoteness`.
+            ambiguity: (m,) of the network's answers.
+            noisy: (m,) whether inputs have noisy labels around them.
+        """
+        share = share_as_large(self.ordinary, remote).masked_fill(self.scarcity(remote) < LEAST_EXCESS, 1.0)
+        if self.ambiguities is not None:
+            undecided = share_as_large(self.ambiguities, ambiguity).masked_fill(ambiguity < LEAST_AMBIGUITY, 1.0)
+            share = (2.0 * torch.minimum(share, undecided)).clamp_max(1.0)
+        return torch.where(noisy, share_as_large(self.noisy, remote), share)
 
     def source(self, noise: Tensor, remote: Tensor, level: float) -> Tensor:
         """(m,) how far noise is above its limit, minus how far scarcity is above its own."""
@@ -320,6 +350,17 @@ class Calibration:
         both = torch.stack([noise, torch.full_like(noise, self.noise_limit)]).clamp_min(torch.finfo(noise.dtype).tiny)
         scale = both.clamp_max(MOST_CERTAIN).logit() if self.classes else 2.0 * both.log()
         return scale[0] - scale[1] - BESIDE * beyond
+
+
+def share_as_large(known: Tensor, values: Tensor) -> Tensor:
+    """(m,) share of known values (s,), ascending, that are at least as large as these (m,), counting each of these.
+
+    Examples:
+        >>> share_as_large(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.5]))
+        tensor([1.0000, 0.5000])
+    """
+    below = torch.searchsorted(known, values.contiguous())
+    return (1.0 + len(known) - below) / (1.0 + len(known))
 
 
 def average_of(squares: Tensor, near: Tensor) -> Tensor:

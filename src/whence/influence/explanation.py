@@ -2,13 +2,14 @@
 
 Two numbers decide, the same for every loss and every structure. *Noise* is how much the labels of the training examples
 around an input contradict each other. *Scarcity* is how far the input is from the training examples, as the model sees
-them, relative to an ordinary training example. `Calibration` holds the reference values, from the training set alone.
+them, relative to an ordinary training example. An answer that is unusually ambiguous is a sign of scarce data too, if
+the labels around the input agree. `Calibration` holds the reference values, from the training set alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,7 +65,10 @@ class Explanation(Shown):
             What is ordinary depends on the predicted class.
         noise_p: (m,) how often residuals as large would occur together around the input by chance, if the noise were
             the same everywhere.
-        scarcity_p: (m,) share of ordinary training examples whose scarcity, each left out, is at least as large.
+        scarcity_p: (m,) how often training examples, each left out, are as unusual: the share of ordinary ones, around
+            which labels agree, with at least this scarcity, or with answers at least as ambiguous; the smaller one,
+            twice. For an input with noisy labels around it, the share of the training examples of which this is also
+            true with at least this scarcity.
         probability: (m,) the network's probability for its own answer, the predicted class; `nan` for regression.
         rare: (m,) whether hardly any training example has the predicted class as its label: fewer than 20, and fewer
             than a fifth of the median of the classes.
@@ -81,6 +85,8 @@ class Explanation(Shown):
         noise_limit: labels are called noisy if the noise is above this limit,
         disagreement_limit: and the disagreement above this one.
         scarcity_limit: scarcity above which data are called scarce.
+        ambiguity_limit: the model is called undecided if its answer is more ambiguous. It is 1, which none is, for
+            regression, trees, and squared error on coded classes.
         classes: whether `noise` is about classes.
         notes: what is approximated.
 
@@ -111,6 +117,7 @@ class Explanation(Shown):
     noise_limit: float
     disagreement_limit: float
     scarcity_limit: float
+    ambiguity_limit: float
     classes: bool
     notes: tuple[str, ...] = ()
 
@@ -122,33 +129,30 @@ class Explanation(Shown):
     def noisy(self) -> Tensor:
         """(m,) whether labels nearby contradict each other, more than elsewhere and by more than chance.
 
-        False if scarcity stands out more: labels of examples unlike the input say little about it.
+        False if nearly all training examples with noisy labels around them are less scarce: labels of examples unlike
+        the input say little about it.
         """
-        return self._noise_found & ~(self._scarcity_found & (self.source < 0))
+        return self._noise_found & (self.scarcity_p > 1.0 - self.level)
 
     @property
     def undecided(self) -> Tensor:
         """(m,) whether the model itself is undecided, and labels nearby do not explain why."""
-        return (self.probability < UNDECIDED) & ~self.noisy
+        return ((self.ambiguity > self.ambiguity_limit) | (self.probability < UNDECIDED)) & ~self.noisy
 
     @property
     def scarce(self) -> Tensor:
-        """(m,) whether the input is further from the training examples than ordinary ones are from each other.
+        """(m,) whether the input is more unusual than nearly all training examples.
 
-        If labels are noisy too, scarcity must reach twice the limit. A prediction that the model itself is undecided
-        about, although the labels nearby agree, is also scarce, and so is that of a rare class.
+        If labels are noisy too, scarcity must reach twice the limit. A prediction with a probability below .55,
+        although the labels nearby agree, is always scarce, and so is that of a rare class.
         """
-        beside = ~self.noisy | (self.scarcity >= BESIDE_NOISE * self.scarcity_limit)
-        return self._scarcity_found & beside | self.undecided | (self.rare & ~self.noisy)
+        unusual = (self.scarcity_p <= 1.0 - self.level) | (self.probability < UNDECIDED) | self.rare
+        return torch.where(self.noisy, self.scarcity >= BESIDE_NOISE * self.scarcity_limit, unusual)
 
     @property
     def _noise_found(self) -> Tensor:
         above = (self.noise > self.noise_limit) & (self.disagreement > self.disagreement_limit)
         return above & (self.noise_p <= 1.0 - self.level)
-
-    @property
-    def _scarcity_found(self) -> Tensor:
-        return (self.scarcity > self.scarcity_limit) & (self.scarcity_p <= 1.0 - self.level)
 
     @property
     def verdicts(self) -> tuple[str, ...]:
@@ -171,9 +175,10 @@ class Explanation(Shown):
         else:
             around = f"targets of examples like this one vary by {float(self.noise[number]):.3g}"
             limit = f"noisy from {self.noise_limit:.3g} on"
+        others = "those with noisy labels" if bool(self._noise_found[number]) else "ordinary training examples"
         words = (
             f"{around} ({limit}; by chance in {percent(chance)} of cases){further}; its scarcity is {scarcity:.2g} "
-            f"(1 is ordinary), which {percent(share)} of ordinary training examples reach"
+            f"(1 is ordinary, scarce from {self.scarcity_limit:.2g} on); {percent(share)} of {others} are as unusual"
         )
         if bool(self.rare[number]):
             words += "; hardly any training example has this label"
@@ -261,13 +266,13 @@ def explain(
     noise = calibration.noise(square, ambiguity)
     answers = predicted_classes(fitted, outputs, calibration.codes)
     remote = calibration.remoteness(distances, candidates, answers)
-    return Explanation(
+    found = Explanation(
         level=level,
         noise=noise,
         disagreement=calibration.in_unit(square),
         scarcity=calibration.scarcity(remote),
         noise_p=calibration.noise_p(average, effective),
-        scarcity_p=calibration.scarcity_p(remote),
+        scarcity_p=torch.ones_like(remote),
         probability=probability,
         rare=calibration.has_rare_answer(answers, len(probability)),
         ambiguity=ambiguity,
@@ -280,9 +285,11 @@ def explain(
         noise_limit=calibration.noise_limit,
         disagreement_limit=float(calibration.in_unit(square.new_tensor(calibration.limit))),
         scarcity_limit=calibration.scarcity_limit(level),
+        ambiguity_limit=calibration.ambiguity_limit(level),
         classes=calibration.classes,
         notes=calibration.notes,
     )
+    return replace(found, scarcity_p=calibration.scarcity_p(remote, ambiguity, found._noise_found))
 
 
 def _surroundings(calibration: Calibration, layers: Layers, top: int, examples: Tensor | None) -> tuple[Tensor, ...]:

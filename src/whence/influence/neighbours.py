@@ -8,9 +8,10 @@ two inputs share a leaf. Labels do not enter.
 The examples whose labels tell about an input are those that a regression on similar examples would predict it from.
 With the kernel k(x, x') = exp((similarity - 1) / bandwidth), the prediction at x is sum_i a_i y_i, where
 
-    a = (K + I)^-1 k(x)
+    a = (K + I)^-1 k(x) = k(x) - U diag(s / (s + 1)) U^T k(x)
 
-and a training example without itself has a_i = -[(K + I)^-1]_ij / [(K + I)^-1]_jj. Labels count with weights a_i^2, as
+with the eigenvalues s and eigenvectors U of K, of which the leading ones suffice. A training example without itself has
+a_i = -[(K + I)^-1]_ij / [(K + I)^-1]_jj. Labels count with weights a_i^2, as
 in the variance of this prediction. The scatter of all examples whitens. How far an input is from the examples is
 measured with their scatter around the mean of the same answer instead, so that directions in which inputs with the same
 answer hardly differ count more.
@@ -35,7 +36,7 @@ from whence.jacobian.views import OutputView
 from whence.linalg import eigh, largest, solve_lower
 from whence.runtime.execution import partial_data_error
 
-COMPARED = 1200
+COMPARED = 2000
 """Number of training examples, evenly spaced, that inputs are compared with."""
 
 NEAREST, CANDIDATES = 5, 10
@@ -59,6 +60,10 @@ SAME = 1e-3
 WIDTH, LEAST_BANDWIDTH = 3.0, 1e-4
 """The bandwidth is so many times the median of how unlike, 1 - similarity, the last of an example's neighbours is; and
 its lower bound."""
+
+RANK = 128
+"""Number of leading eigenvectors of the kernel matrix that the regression uses. On 2,400 images the averages of squares
+have a correlation of at least .9995 with those by all eigenvectors."""
 
 COMPARED_AT_ONCE = 2**24
 """Numbers (pairs of inputs and training examples) that are computed at once."""
@@ -271,7 +276,8 @@ class Neighbours:
     names: tuple[str, ...]  # of the layers
     nearest: Tensor  # (s, c) the most similar other examples of each, in `around`
     bandwidth: float
-    inverse: Tensor  # (s, s) of K + I
+    eigenvectors: Tensor  # (s, r) leading ones of the kernel matrix K
+    shrinkage: Tensor  # (r,) of their coefficients: s / (s + 1) for eigenvalues s
 
     @classmethod
     def of(cls, fitted: Fitted, codes: tuple[float, float] | None) -> tuple[Neighbours, Tensor, Tensor | None]:
@@ -312,9 +318,8 @@ class Neighbours:
             unlike = 1.0 - values[:, min(count, values.shape[1]) - 1]
             bandwidth = max(WIDTH * float(unlike.median()), bandwidth)
         kernel = ((around.similarities(around.known) - 1.0) / bandwidth).double().exp()
-        kernel.diagonal().add_(1.0)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel))
-        return cls(index, around, apart, names, nearest, bandwidth, inverse.to(values.dtype))
+        sizes, vectors = (some[..., -RANK:].to(values.dtype) for some in eigh(kernel))
+        return cls(index, around, apart, names, nearest, bandwidth, vectors, sizes / (sizes + 1.0))
 
     @property
     def count(self) -> int:
@@ -326,10 +331,13 @@ class Neighbours:
 
         Inputs that are training examples, at the positions `own` (m,) or -1, are predicted without themselves.
         """
-        found = ((similar - 1.0) / self.bandwidth).exp_() @ self.inverse
+        vectors = self.eigenvectors
+        found = ((similar - 1.0) / self.bandwidth).exp_()
+        found = found.sub_((found @ vectors * self.shrinkage) @ vectors.T)
         if own is not None:
             known = (own >= 0).nonzero().squeeze(1)
-            found[known] = self.inverse[own[known]].scatter(1, own[known].unsqueeze(1), 0.0)
+            others = (vectors[own[known]] * self.shrinkage) @ vectors.T
+            found[known] = others.scatter_(1, own[known].unsqueeze(1), 0.0)
         found = found.square_()
         return found.div_(found.sum(1, keepdim=True).clamp_min_(torch.finfo(found.dtype).tiny))
 

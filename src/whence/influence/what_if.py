@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,10 +42,7 @@ ACCEPTED = 1e-6  # the same size if rounding ends Newton's method early, in floa
 # The smallest part of a Newton step, and the share of a step by which the remainder must shrink. Otherwise a loss that
 # is flat on both sides of the solution, as with large logits, would be crossed back and forth for ever.
 SMALLEST_STEP, DECREASE = 1e-12, 1e-4
-SAME_LABEL = 64  # a new label equals the old one if the residual differs by at most so many rounding errors
-# The rounding error of a new leverage, relative to its distance from one, above which that distance is not used; and
-# the largest rounding error for which there is an answer at all.
-HIDDEN, LARGEST_ROUNDING = 1e-9, 1e-3
+LARGEST_ROUNDING = 1e-3  # largest rounding error of one minus a leverage, relative to it, for which there is an answer
 
 
 @dataclass(frozen=True)
@@ -116,8 +113,8 @@ class WhatIf(Shown):
 
 def read_change(
     fitted: Fitted, remove: Sequence[int], repeat: Sequence[int], relabel: Mapping[int, Any]
-) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-    """Counts (n,), changes of residuals (n, k) and encoded targets, from a user's arguments."""
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """How often each example counts afterwards (n,), and new targets as the likelihood encodes them."""
     problem = fitted.problem
     if fitted.loo.policy != "exact":
         raise InputError(
@@ -126,9 +123,8 @@ def read_change(
         )
     counts = torch.ones(problem.n, dtype=problem.dtype, device="cpu")
     for chosen, by in ((remove, -1.0), (repeat, 1.0)):
-        places = torch.tensor([_position(example, problem.n) for example in chosen], dtype=torch.int64, device="cpu")
-        counts.index_add_(0, places, torch.full((len(places),), by, dtype=counts.dtype, device="cpu"))
-    counts = counts.to(problem.device)
+        for example in chosen:
+            counts[_position(example, problem.n)] += by
     if bool((counts < 0).any()):
         raise InputError("expected every example to be removed once at most, got one that is named twice in `remove`.")
     if relabel and not fitted.all_outputs:
@@ -136,7 +132,6 @@ def read_change(
             "expected a fit of all outputs, with one output vector for each example, for new labels, got one with "
             "several positions or with mixtures of outputs. Change the labels in the data and fit again."
         )
-    shift = torch.zeros_like(problem.residuals)
     targets: dict[int, Tensor] = {}
     for example, target in relabel.items():
         at, where = _position(example, problem.n), f"the new label of example {example}"
@@ -145,17 +140,8 @@ def read_change(
         given = torch.as_tensor(target, device=problem.device)
         if given.is_floating_point() and not isinstance(target, Tensor):  # torch reads Python's numbers as float32
             given = torch.as_tensor(target, dtype=problem.dtype, device=problem.device)
-        outputs = problem.outputs[at : at + 1]
-        checked = problem.likelihood.check_targets(given.unsqueeze(0), outputs, where)
-        targets[at] = checked[0]
-        weight = 1.0 if problem.sample_weights is None else float(problem.sample_weights[at])
-        new, old = weight * problem.likelihood.residuals(outputs, checked)[0], problem.residuals[at]
-        # a label that is the same up to the rounding of another batch is no change
-        size = outputs.abs().max()
-        size = (1 + size) * old.abs().max() if problem.likelihood.has_classes else size + old.abs().max()
-        rounding = SAME_LABEL * torch.finfo(new.dtype).eps * size
-        shift[at] = torch.where((new - old).abs().max() <= rounding, torch.zeros_like(new), new - old)
-    return counts, shift, targets
+        targets[at] = problem.likelihood.check_targets(given.unsqueeze(0), problem.outputs[at : at + 1], where)[0]
+    return counts.to(problem.device), targets
 
 
 def _position(example: Any, n: int) -> int:
@@ -174,67 +160,59 @@ class Change:
     step: Tensor  # (s k,) g
     roots: Tensor  # (s, k, q) U
     downdate: Tensor  # (s q, n k) (I + D U^T Q U)^-1 D U^T J_S F^-1 J^T: alignments with S times U times this go
-    loo_residuals: Tensor  # (n, k) leave-one-out residuals afterwards; zero for those in `left_out`
-    # (s k, p) factor of the alignments of a prediction with S that gives its change without a changed example, times
-    # the root of its count. For examples whose own alignment and leave-one-out residual afterwards would multiply a
-    # number near zero by one near infinity.
-    left_out: Tensor
+    loo_residuals: Tensor  # (n, k) leave-one-out residuals afterwards
 
 
-def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int, Tensor]) -> Change:
-    """Solve for a change: counts (n,) of the examples, changes (n, k) of their residuals, new targets.
-
-    The shift of the residuals includes sample weights. Targets are encoded by the likelihood.
-    """
-    problem, roots = fitted.problem, fitted.problem.hessian_roots
+def prepare(fitted: Fitted, counts: Tensor, relabel: Mapping[int, Tensor]) -> Change:
+    """Solve for a change: counts (n,) of the examples, and new targets as `read_change` returns them."""
+    problem, roots, residuals = fitted.problem, fitted.problem.hessian_roots, fitted.weighted_residuals
     k, n = problem.k, problem.n
-    index = ((counts != 1) | (shift != 0).any(1)).nonzero().squeeze(1)
-    aligned, targets = _changed_examples(fitted, index, relabel)  # (s, k, n, k)
-    s = len(index)
-    extra = (counts - 1)[index].reshape(s, 1)
-    residuals = fitted.weighted_residuals
-    relabelled = residuals + shift
+    index = torch.tensor(sorted({*(counts != 1).nonzero().squeeze(1).tolist(), *relabel}), device=problem.device).long()
+    aligned, targets = _changed_examples(fitted, index)  # (s, k, n, k)
+    s, count = len(index), counts[index].unsqueeze(1)
+    relabelled = residuals.clone()
+    for place, at in enumerate(index.tolist()):
+        if at in relabel and targets is not None:
+            targets[place] = relabel[at]
+            weight = 1.0 if problem.sample_weights is None else problem.sample_weights[at]
+            fresh = problem.likelihood.residuals(problem.outputs[at : at + 1], relabel[at].unsqueeze(0))[0]
+            relabelled[at] += weight * fresh - problem.residuals[at]
     own = aligned[:, :, index].reshape(s * k, s * k)  # Q
-    eye = torch.eye(k, dtype=aligned.dtype, device=aligned.device).expand(s, k, k)
-    changed_roots = eye if roots is None else roots[index]  # U
-    signs = extra.expand(s, changed_roots.shape[2])  # D
-    nonlinear = _solve_nonlinear(fitted, index, counts[index], own, relabelled[index], targets)
-    g, new_roots, new_residuals = nonlinear or (None, changed_roots, relabelled[index])
-    if nonlinear is not None and roots is not None:
-        roots = roots.index_copy(0, index, new_roots)
-    if nonlinear is not None and bool((counts[index] > 0).any()):  # the new Hessian of a removed example counts nothing
-        signs = torch.cat([counts[index].unsqueeze(1).expand_as(signs), -torch.ones_like(signs)], 1)
-        changed_roots = torch.cat([new_roots, changed_roots], 2)
-    blocks = (changed_roots * signs.unsqueeze(1)) @ changed_roots.mT  # C L
-    matrix = torch.eye(s * k, dtype=aligned.dtype, device=aligned.device) + _times_blocks(blocks, own)
-    seen = _times_blocks(changed_roots.mT, aligned.reshape(s * k, n * k))  # U^T J_S F^-1 J^T
-    inner = _times_blocks(changed_roots.mT, _times_blocks(changed_roots.mT, own).T).T  # U^T Q U
-    inner = torch.eye(len(inner), dtype=aligned.dtype, device=aligned.device) + signs.reshape(-1, 1) * inner
+    old_roots = problem.outputs.new_ones(s, k).diag_embed() if roots is None else roots[index]
+    u, signs = old_roots, (count - 1).expand(s, old_roots.shape[2])  # U, D
+    solved = _solve_nonlinear(fitted, index, count, own, relabelled[index], targets)
+    if solved is not None:
+        roots = None if roots is None else roots.index_copy(0, index, solved.roots)
+        if bool((count > 0).any()):  # the new Hessian of a removed example counts nothing
+            signs = torch.cat([count.expand_as(signs), -torch.ones_like(signs)], 1)
+            u = torch.cat([solved.roots, old_roots], 2)
+    seen = _times_blocks(u.mT, aligned.reshape(s * k, n * k))  # U^T J_S F^-1 J^T
+    inner = _times_blocks(u.mT, _times_blocks(u.mT, own).T).T  # U^T Q U
+    inner = torch.eye(len(inner), dtype=inner.dtype, device=inner.device) + signs.reshape(-1, 1) * inner
     smallest = smallest_singular_value(inner) if s else 1.0
-    if 8 * torch.finfo(inner.dtype).eps > LARGEST_ROUNDING * smallest:
-        raise _singular("up to rounding")  # only the removed examples determine some weights
+    rounding = torch.finfo(inner.dtype).eps / min(smallest, 1.0)
+    if 8 * rounding > LARGEST_ROUNDING:
+        raise _singular()  # only the removed examples determine some weights
     downdate = _solve(inner, signs.reshape(-1, 1) * seen)
-    score = extra * residuals[index] + (1 + extra) * shift[index]
-    step = _solve(matrix, score.reshape(-1, 1)).squeeze(1) if g is None else g
+    score = (count * relabelled[index] - residuals[index]).reshape(-1, 1)
+    one_step = score - _times_blocks(u, downdate.reshape(-1, n, k)[:, index].flatten(1) @ score)
+    step = one_step.squeeze(1) if solved is None else solved.step
     output_change = torch.einsum("anj,a->nj", aligned.reshape(s * k, n, k), step)
+    after = relabelled - times_hessian(output_change, problem.hessian_roots)
     rows = seen.reshape(-1, n, k)
     leverage_blocks = fitted.bread.leverage_blocks - torch.einsum("anj,anl->njl", rows, downdate.reshape(rows.shape))
-    after = relabelled - times_hessian(output_change, fitted.problem.hessian_roots)
-    left_out, near_one = matrix.new_zeros(s * k, 0), index[:0]
-    if nonlinear is not None:
-        after = after.index_copy(0, index, new_residuals)
-        near_one = _near_one(new_roots, leverage_blocks[index], own, counts[index])
-        weights = counts[index].sqrt().reshape(s, 1, 1) * fitted.loo.as_root(new_residuals)
-        left_out = _left_out(near_one, weights, new_roots, matrix, own)
-    divided = (counts > 0).index_fill(0, index[near_one], False)
+    errors = torch.full_like(counts, rounding)
+    if solved is not None:
+        after = after.index_copy(0, index, solved.residuals)
+        # new leverages are differences of old ones, which are larger by orders of magnitude if the old loss was flat
+        errors[index] += torch.finfo(own.dtype).eps * own.abs().max() * solved.roots.square().sum((1, 2))
     if s:
-        _check_leverages(fitted, roots, leverage_blocks, divided, smallest)
-    loo_residuals = fitted.loo.adjust(after, leverage_blocks, roots).hec3.index_fill(0, index[near_one], 0.0)
-    return Change(index, counts, step, changed_roots, downdate, loo_residuals, left_out)
+        _check_leverages(fitted, counts, roots, leverage_blocks, rounding, errors)
+    return Change(index, counts, step, u, downdate, fitted.loo.adjust(after, leverage_blocks, roots).hec3)
 
 
-def _changed_examples(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Alignments of the changed examples with all (s, k, n, k), and their encoded targets."""
+def _changed_examples(fitted: Fitted, index: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Alignments of the changed examples with all (s, k, n, k), and their encoded targets, if all outputs are used."""
     problem = fitted.problem
     outputs = problem.outputs[index]
     need = len(index) * problem.k * problem.n * problem.k * problem.outputs.element_size()
@@ -249,52 +227,51 @@ def _changed_examples(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tenso
         return outputs.new_zeros(0, problem.k, problem.n, problem.k), None
     if not fitted.all_outputs:
         return torch.cat(found), None
-    encoded = problem.likelihood.check_targets(torch.cat(given), outputs, "the examples to change").clone()
-    for place, at in enumerate(index.tolist()):
-        if at in relabel:
-            encoded[place] = relabel[at]
-    return torch.cat(found), encoded
+    return torch.cat(found), problem.likelihood.check_targets(torch.cat(given), outputs, "the changed examples").clone()
+
+
+class Solution(NamedTuple):
+    """The optimum at which the changed examples have their true loss."""
+
+    step: Tensor  # (s k,) g
+    roots: Tensor  # (s, k, q) of the Hessians at the new outputs, including weights
+    residuals: Tensor  # (s, k) at the new outputs, including weights
 
 
 def _solve_nonlinear(
-    fitted: Fitted, index: Tensor, counts: Tensor, own: Tensor, relabelled: Tensor, targets: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor] | None:
+    fitted: Fitted, index: Tensor, count: Tensor, own: Tensor, relabelled: Tensor, targets: Tensor | None
+) -> Solution | None:
     """Newton's method on g; `None` for squared error and recentered fits, whose losses are quadratic.
 
-    The examples `index` (s,) get the counts `counts` (s,). `own` (s k, s k) is Q, `relabelled` (s, k) are residuals
-    with the new labels at the old outputs, and targets are `None` if not all outputs are used. Returns g (s k,), and
-    roots of the Hessians (s, k, q) and residuals (s, k) at the new outputs, including weights.
+    The examples `index` (s,) count `count` (s, 1) times. `own` (s k, s k) is Q, `relabelled` (s, k) are residuals with
+    the new labels at the old outputs, and targets are `None` if not all outputs are used.
     """
     problem = fitted.problem
     likelihood, outputs = problem.likelihood, problem.outputs[index]
-    if targets is None or problem.hessian_roots is None or fitted.loo.recenter:
-        return None
-    if likelihood.hessian_root(outputs, targets) is None:
+    if targets is None or problem.hessian_roots is None or fitted.loo.recenter or likelihood.squared_error:
         return None
     old_roots, old_residuals = problem.hessian_roots[index], fitted.weighted_residuals[index]
-    weights = torch.ones_like(counts) if problem.sample_weights is None else problem.sample_weights[index]
-    weight = weights.to(outputs.dtype).reshape(-1, 1)
+    weights = torch.ones_like(count) if problem.sample_weights is None else problem.sample_weights[index].unsqueeze(1)
     start = likelihood.residuals(outputs, targets)
     eye = torch.eye(len(own), dtype=own.dtype, device=own.device)
 
     def evaluate(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The change of the outputs, the new residuals, and g minus the right-hand side."""
         change = (own @ g).reshape(outputs.shape)
-        new = relabelled + weight * (likelihood.residuals(outputs + change, targets) - start)
-        linear = (old_roots @ (old_roots.mT @ change.unsqueeze(2))).squeeze(2)
-        return change, new, g - (counts.reshape(-1, 1) * new - old_residuals + linear).reshape(-1)
+        new = relabelled + weights * (likelihood.residuals(outputs + change, targets) - start)
+        return change, new, g - (count * new - old_residuals + times_hessian(change, old_roots)).reshape(-1)
 
     def roots_at(change: Tensor) -> Tensor:
         found = likelihood.hessian_root(outputs + change, targets)
         assert found is not None
-        return weight.sqrt().unsqueeze(2) * found
+        return weights.sqrt().unsqueeze(2) * found
 
     g = torch.zeros_like(own[0])
     change, new, gap = evaluate(g)
     error = torch.inf
     for _ in range(NEWTON_STEPS):
         new_roots = roots_at(change)
-        hessian_change = counts.reshape(-1, 1, 1) * (new_roots @ new_roots.mT) - old_roots @ old_roots.mT  # C L' - L
+        hessian_change = count.unsqueeze(2) * (new_roots @ new_roots.mT) - old_roots @ old_roots.mT  # C L' - L
         direction = _solve(eye + _times_blocks(hessian_change, own), gap)
         error = float(direction.abs().max()) / max(float(g.abs().max()), torch.finfo(g.dtype).tiny)
         if error <= CONVERGED:
@@ -312,87 +289,37 @@ def _solve_nonlinear(
             "whole change: the loss of examples with large logits is flat on both sides of the "
             "solution. Raise `ridge`, change fewer examples at once, or fit with recenter=True."
         )
-    return _seen_by_softmax(likelihood, g, gap, outputs.shape[1]), roots_at(change), new
+    if likelihood.couples_outputs:  # rounding along a constant for all logits, where Q is as large as 1 / ridge
+        g = (g.reshape(outputs.shape) - gap.reshape(outputs.shape).mean(1, keepdim=True)).flatten()
+    return Solution(g, roots_at(change), new)
 
 
-def _seen_by_softmax(likelihood: Likelihood, g: Tensor, gap: Tensor, k: int) -> Tensor:
-    """G (s k,) without its rounding error along a constant for all logits, where Q is as large as 1 / ridge.
-
-    The gap (s k,) is g minus the right-hand side of its equation, which has no such part.
-    """
-    if not likelihood.couples_outputs:
-        return g
-    return (g.reshape(-1, k) - gap.reshape(-1, k).mean(1, keepdim=True)).flatten()
-
-
-def _singular(how_far: str) -> SingularCurvatureError:
+def _singular() -> SingularCurvatureError:
     return SingularCurvatureError(
         "expected a curvature that keeps its inverse after the change, got one without: the removed examples "
-        f"determine their own predictions (leverage one {how_far}). Raise `ridge`, or change other examples."
+        "determine their own predictions (leverage one up to rounding). Raise `ridge`, or change other examples."
     )
 
 
 def _check_leverages(
-    fitted: Fitted, roots: Tensor | None, leverage_blocks: Tensor, divided: Tensor, smallest: float
+    fitted: Fitted, counts: Tensor, roots: Tensor | None, leverage_blocks: Tensor, rounding: float, errors: Tensor
 ) -> None:
-    """Raise if remaining examples determine their own predictions after the change, but did not before.
+    """Raise if examples determine their own predictions after the change, but did not before.
 
-    Leave-one-out residuals of the `divided` divide by one minus a leverage, which is then only rounding error. It is
-    that of a solve with a matrix whose smallest singular value is `smallest`.
+    Leave-one-out residuals divide by one minus a leverage. After the change it has rounding errors (n,); before, the
+    `rounding` of a solve.
     """
-    rounding = torch.finfo(leverage_blocks.dtype).eps / min(smallest, 1.0)
     before, after = (
         1 - torch.linalg.eigvalsh(hat_blocks(fitted.loo.within_units(one), some)).amax(1)
         for one, some in ((fitted.bread.leverage_blocks, fitted.problem.hessian_roots), (leverage_blocks, roots))
     )
-    lost = divided & (after * LARGEST_ROUNDING < rounding) & (before * LARGEST_ROUNDING >= rounding)
+    lost = (counts > 0) & (after * LARGEST_ROUNDING < errors) & (before * LARGEST_ROUNDING >= rounding)
     if bool(lost.any()):
         raise SingularCurvatureError(
             f"expected remaining examples that support each other, got {int(lost.sum())} that determine their own "
-            "predictions after the change (leverage one up to rounding). Raise "
-            "`ridge`, or remove fewer examples."
+            "predictions after the change (leverage one up to rounding). Raise `ridge`, change fewer or other "
+            "examples, or fit with recenter=True."
         )
-
-
-def _near_one(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tensor) -> Tensor:
-    """Positions in S of the changed examples for which rounding matters in one minus their new leverage.
-
-    HeC3 divides by it. New leverages are differences of old ones, which may be larger by orders of magnitude if the old
-    loss was flat.
-    """
-    h = torch.linalg.eigvalsh(roots.mT @ leverage_blocks @ roots).amax(1)
-    rounding = torch.finfo(own.dtype).eps * own.abs().max() * roots.square().sum((1, 2))
-    if bool((rounding > LARGEST_ROUNDING).any()):
-        raise SingularCurvatureError(
-            "expected changed examples whose leverages can be computed after the change, got large logits that leave a "
-            f"rounding error of {float(rounding.max()):.1e} in them. Raise `ridge`, change other examples, or fit with "
-            "recenter=True."
-        )
-    hidden: Tensor = (counts > 0) & (1 - h < rounding / HIDDEN)
-    return hidden.nonzero().squeeze(1)
-
-
-def _left_out(near_one: Tensor, weights: Tensor, roots: Tensor, matrix: Tensor, own: Tensor) -> Tensor:
-    """(s k, p) M_i^-1 W_i for some changed examples i, given by their positions in S.
-
-    W (s, k, q) are residuals with one column for each unit that is left out, and L' the Hessians after the change. Let
-    M = I + B Q be the matrix of the change, and M_i = M - L'_i Q that of the change without one more copy of i. Then
-
-        J F'^-1 J_i^T (I - L'_i Q'_ii)^-1 = J F^-1 J_S^T M_i^-1 E_i
-
-    with E_i the columns of i in the identity: the right-hand side contains no leverage near one.
-    """
-    k, found = weights.shape[1], [matrix.new_zeros(len(matrix), 0)]
-    for at in near_one.tolist():
-        rows = slice(at * k, (at + 1) * k)
-        hessian = roots[at] @ roots[at].mT
-        for column in weights[at].T:
-            unit = (column != 0) | (weights.shape[2] == 1)  # the outputs that are left out together
-            one, right = matrix.clone(), matrix.new_zeros(len(matrix), 1)
-            one[rows] -= (hessian * unit.unsqueeze(1) * unit) @ own[rows]
-            right[rows, 0] = column
-            found.append(_solve(one, right))
-    return torch.cat(found, 1)
 
 
 def _times_blocks(blocks: Tensor, values: Tensor) -> Tensor:
@@ -406,7 +333,7 @@ def _solve(matrix: Tensor, right: Tensor) -> Tensor:
     solved = torch.linalg.solve_ex(matrix, right)
     found: Tensor = solved.result
     if bool(solved.info.any()) or not bool(torch.isfinite(found).all()):
-        raise _singular("to the last digit")
+        raise _singular()
     return found
 
 
@@ -418,15 +345,15 @@ def apply(fitted: Fitted, inputs: Inputs, change: Change) -> WhatIf:
     found = []
     for _, aligned in whole_alignments(fitted, inputs):  # (m, k, n, k)
         own = aligned[:, :, change.index]  # (m, k, s, k)
-        changed, seen = own.flatten(2), torch.einsum("mksj,sjq->mksq", own, change.roots).flatten(2)
+        seen = torch.einsum("mksj,sjq->mksq", own, change.roots).flatten(2)
         after = aligned - (seen @ change.downdate).reshape(aligned.shape)
         found.append(
             WhatIf(
-                change=changed @ change.step,
+                change=own.flatten(2) @ change.step,
                 ho=_variance(aligned, noise),
                 hec3=_variance(aligned, loo),
                 new_ho=_variance(after, root_counts * noise),
-                new_hec3=_variance(after, root_counts * new_loo) + (changed @ change.left_out).square().sum(2),
+                new_hec3=_variance(after, root_counts * new_loo),
             )
         )
     return join_batches(found)

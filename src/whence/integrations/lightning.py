@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from whence.api import fit
-from whence.curvature import Structure
 from whence.errors import InputError
 from whence.integrations import decay_of, ridge_of
 from whence.likelihoods import Likelihood
@@ -24,19 +23,15 @@ NUMBERS = ("ridge", "degrees of freedom", "Newton change", "largest leverage", "
 class WhenceCallback(Callback):
     """Fits `whence` at the end of training, keeps the tracer, and logs some of its numbers.
 
-    Lightning moves the module off the training device. Before predictions, move it back and put it in evaluation mode:
-    `module.eval()`, then `callback.tracer.predict(x)`. With several processes the first one fits, and needs its own
-    `loader`, since each process sees only a part of the data.
+    Lightning moves the module off the training device: move it back and call `module.eval()` before you predict. With
+    several processes the first one fits, and needs its own `loader`, since each process sees only a part of the data.
 
     Args:
         likelihood: the loss of the training, as for `whence.fit`.
-        structure: as for `whence.fit`.
-        ridge: lambda, "auto" or "loo", as for `whence.fit`. By default it corresponds to the optimiser's weight decay
-            for a mean loss (`whence.integrations.ridge_of` says over what); "auto" without a decay.
         loader: yields the training batches as (inputs, targets); by default the one that Lightning trained with.
-        network: selects the part of the module that maps inputs to outputs; by default the module itself, by its
-            `forward`.
-        options: other options of `whence.fit`.
+        network: selects the part of the module that maps inputs to outputs; by default the module itself.
+        options: other options of `whence.fit`. By default the ridge corresponds to the optimiser's weight decay, for a
+            mean loss.
 
     Attributes:
         tracer: the fit; `None` before the end of training.
@@ -46,16 +41,13 @@ class WhenceCallback(Callback):
     def __init__(
         self,
         likelihood: str | Likelihood = "gaussian",
-        structure: str | Structure = "exact",
         *,
-        ridge: float | Literal["auto", "loo"] | None = None,
         loader: Iterable[Any] | None = None,
         network: Callable[[LightningModule], nn.Module] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        self.likelihood, self.structure, self.ridge = likelihood, structure, ridge
-        self.loader, self.network, self.options = loader, network, options
+        self.likelihood, self.loader, self.network, self.options = likelihood, loader, network, options
         self.tracer: Tracer | None = None
         self.logged: dict[str, float] = {}
 
@@ -65,13 +57,13 @@ class WhenceCallback(Callback):
             return
         loader = self._loader(trainer)
         model = pl_module if self.network is None else self.network(pl_module)
+        # the other processes do not take part
+        options = {**self.options, "execution": by_one_process(self.options.get("execution"))}
         with preserved(model):
             model.eval()
-            decay = decay_of(trainer.optimizers)
-            ridge = ridge_of(decay, loader, self.likelihood, model) if self.ridge is None else self.ridge
-            execution = by_one_process(self.options.get("execution"))  # the other processes do not take part
-            options = {**self.options, "execution": execution}
-            self.tracer = fit(model, loader, self.likelihood, self.structure, ridge=ridge, **options)
+            if "ridge" not in options:
+                options["ridge"] = ridge_of(decay_of(trainer.optimizers), loader, self.likelihood, model)
+            self.tracer = fit(model, loader, self.likelihood, **options)
         self.logged = {f"whence/{name.replace(' ', '_')}": float(self.tracer.diagnostics[name]) for name in NUMBERS}
         self.logged["whence/noise"] = float(self.tracer.sigma.diagonal().mean().sqrt())
         for logger in trainer.loggers:

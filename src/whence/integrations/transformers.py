@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from transformers import Trainer
 
 from whence.api import fit
-from whence.curvature import Structure
 from whence.errors import InputError
 from whence.integrations import ridge_of
 from whence.likelihoods import Likelihood
@@ -20,30 +19,17 @@ LIKELIHOODS = {
 }
 
 
-def fit_trainer(
-    trainer: Trainer,
-    likelihood: str | Likelihood | None = None,
-    structure: str | Structure = "exact",
-    *,
-    ridge: float | Literal["auto", "loo"] | None = None,
-    **options: Any,
-) -> Tracer:
+def fit_trainer(trainer: Trainer, likelihood: str | Likelihood | None = None, **options: Any) -> Tracer:
     """Fit `whence` to a trainer's model and training data.
 
     The data are read in order, with the trainer's collator and batch size for evaluation. The model is left in
-    evaluation mode, which predictions need; `trainer.train()` changes it back itself. Predict with
-    `tracer.predict(trainer.get_eval_dataloader(dataset))`.
-
-    For a large text model `parameters="last_layer"` or "classifier.*" is best: `structure="exact"` computes the
-    gradients of attention layers one example after the other.
+    evaluation mode. Predict with `tracer.predict(trainer.get_eval_dataloader(dataset))`.
 
     Args:
         trainer: after training.
         likelihood: as for `whence.fit`; by default derived from `config.problem_type` and `config.num_labels`.
-        structure: as for `whence.fit`.
-        ridge: lambda, "auto" or "loo", as for `whence.fit`. By default it corresponds to `args.weight_decay`, for a
-            mean over examples, or over the tokens whose label is not -100; "auto" without a weight decay.
-        options: other options of `whence.fit`, such as `parameters`.
+        options: other options of `whence.fit`, such as `structure` and `parameters`. By default the ridge corresponds
+            to `args.weight_decay`, for a mean loss.
     """
     model = trainer.model
     if model is None or trainer.train_dataset is None:
@@ -56,8 +42,9 @@ def fit_trainer(
     loss = likelihood_of(model.config) if likelihood is None else likelihood
     loader = trainer.get_eval_dataloader(trainer.train_dataset)
     model.eval()
-    lam = ridge_of(float(trainer.args.weight_decay), loader, loss, model) if ridge is None else ridge
-    return fit(model, loader, loss, structure, ridge=lam, **options)
+    if "ridge" not in options:
+        options["ridge"] = ridge_of(float(trainer.args.weight_decay), loader, loss, model)
+    return fit(model, loader, loss, **options)
 
 
 def likelihood_of(config: Any) -> str:

@@ -12,33 +12,29 @@ error.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import CheckpointError
 
-from whence.data.batches import Batch, Call, Inputs, batch_size, take, to_device
-from whence.errors import ShapeError, UncapturedParameterError, first_line
+from whence.data.batches import Call, Inputs, batch_size, take
+from whence.display import listing
+from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
 from whence.jacobian import verify
 from whence.jacobian.gradients import Block, Dense, Layout, Tangent, concatenate, normal_numbers
-from whence.jacobian.record import (
-    OneByOne,
-    Vectorized,
-    Walk,
-    differentiable,
-    make_blocks,
-    tangents_of,
-    walk,
-    wanted_blocks,
-)
+from whence.jacobian.record import PerExample, Walk, differentiable, make_blocks, tangents_of, walk, wanted_blocks
 from whence.jacobian.rules import READERS
-from whence.jacobian.rules.base import BatchAxes, Record, Recorder
+from whence.jacobian.rules.base import Arguments, CallSite, Function, Intercept, Keywords, Record, Recorder
+from whence.jacobian.verify import AutogradReference
 from whence.jacobian.views import SoftmaxColumns
-from whence.runtime.processes import ProcessGroup
+from whence.linalg import gradients_not_finite
+
+BATCH_SIZES = (7, 5, 3, 2)  # for verification: unlikely to equal a width, head count or sequence length
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Captured:
     blocks: Sequence[Block]
     graph: Tensor  # the outputs (n, k), with their graph
     records: Sequence[Record]  # the recorded uses that the outputs depend on
-    fallback: Vectorized | OneByOne | None  # for parameters that no rule covers
+    fallback: PerExample | None  # for parameters that no rule covers
     vectorized: bool = False  # whether one vectorised backward pass was verified to equal several
 
     @property
@@ -64,10 +60,8 @@ class Captured:
         """
         cotangents = cotangents.to(self.outputs)
         batched = (self.vectorized if batched is None else batched) and len(cotangents) > 1
+        values = {} if self.fallback is None else self.fallback.gradients(cotangents)  # may need the same graph
         tangents = tangents_of(self.blocks, self.graph, self.records, cotangents, last=last, batched=batched)
-        if self.fallback is None:
-            return tangents
-        values = self.fallback.gradients(cotangents, last)
         own: dict[str, Tangent] = {name: Dense.of_parameter(name, grads) for name, grads in values.items()}
         return [own.get(one.block.name, one) for one in tangents]
 
@@ -96,8 +90,7 @@ class Capture:
         call: Runs the model on a batch of inputs; outputs (n, k).
         parameters: The selected parameters by name; all of them require gradients.
         example_inputs: The first batch; the capture is verified on a few of its examples.
-        more: Further batches of a few examples that use parameters not used by the first.
-        blocks: Blocks of an earlier capture of the same model, for parameters that these examples do not use.
+        blocks: Blocks to use, as those of an earlier capture of the same model; by default what suits each use best.
         later_notes: A list for notes on later batches.
         lowered: A call of the same model in lower precision, and that precision, used once the capture is verified.
 
@@ -120,7 +113,6 @@ class Capture:
         parameters: Mapping[str, Tensor],
         *,
         example_inputs: Inputs,
-        more: Sequence[Inputs] = (),
         blocks: Sequence[Block] | None = None,
         later_notes: list[str] | None = None,
         lowered: tuple[Call, torch.dtype] | None = None,
@@ -128,41 +120,62 @@ class Capture:
         self._call = call
         self._parameters = dict(parameters)
         self._recorded = dict(parameters)  # parameters whose uses are recorded
-        self._batch_axes = BatchAxes()
-        self._known: dict[tuple[Any, ...], Layout | None] = {}  # by kind of use; None if batches differ
-        self._verified: Counter[tuple[Any, ...]] = Counter()  # number of uses of each kind compared with autograd
-        self._runner: type[Vectorized | OneByOne] = Vectorized  # or `OneByOne` if that fails
+        self._batch_axes: dict[CallSite, bool] = {}  # which outputs have a batch axis, once verified
+        self._layouts: dict[tuple[Any, ...], list[Layout | None]] = {}  # of verified uses, by kind of use
         self._unverified_fallback: set[str] = set()  # fallback parameters without a gradient so far
         self._one_by_one = False
-        self._settled = False  # whether the first examples are verified
+        self._fixed = blocks is not None  # whether the blocks stay as they are
         self._notes: list[str] = []
         self._vectorized = False
-        self.blocks: tuple[Block, ...] = ()  # the selected parameters, in their order
+        self.blocks = tuple(blocks or ())  # the selected parameters, in their order
         self.fallback: dict[str, str] = {}  # parameters left to the functional fallback, and why
-        self.without_uses: set[str] = set()  # parameters that none of the examples used
-        references = [verify.autograd_reference(call, parameters, inputs) for inputs in (example_inputs, *more)]
-        self._precision = max((one.precision for one in references), key=lambda dtype: torch.finfo(dtype).eps)
-        reached = {name for one in references for name, gradient in one.gradients.items() if gradient is not None}
-        if unused := [name for name in parameters if name not in reached]:
-            self._notes.append(f"the outputs do not depend on {', '.join(unused)}: its gradient is zero")
         try:
-            while not self._verify_first(references, blocks):
-                pass
+            self._precision = self._verify(self._few(example_inputs))
         except CheckpointError as error:
             raise UncapturedParameterError(
                 "expected a model that keeps what its backward pass needs, got torch.utils.checkpoint in its forward, "
                 "which computes it again unlike it was recorded. Switch it off for the fit, for example by "
                 "model.gradient_checkpointing_disable(); Hugging Face models do so in eval mode by themselves."
             ) from error
-        for reference in references:
-            self._run_fallback(reference.inputs, reference)
+        self._fixed = True
         self.notes = tuple(dict.fromkeys(self._notes))  # anything unusual, for diagnostics
         self._notes = [] if later_notes is None else later_notes
-        self._settled = True
         if lowered is not None:
             self._call, self._precision = lowered
         if next(iter(parameters.values())).is_cuda:
             self._vectorized = self.vectorizes(take(example_inputs, slice(0, 2)))
+
+    def run(self, inputs: Inputs, reference: AutogradReference | None = None) -> Captured | CapturedOneByOne:
+        """Run the model on a batch and keep what the tangents need; verify what was not verified before."""
+        n = batch_size(inputs, "this batch")
+        if n > 1 and self._one_by_one:
+            return self._run_one_by_one(inputs)
+        found = self._record(inputs)
+        outputs, records = found.outputs, found.records
+        if self._leave_to_fallback(found.unrecorded, inputs):
+            return self.run(inputs, reference)
+        if not self._fixed:
+            self.blocks = make_blocks(records, self._parameters)
+        unverified = self._reuse_layouts(records, n)
+        for record in unverified:
+            self._check_form(record)
+        suspect = records if found.may_reorder else unverified
+        fresh = verify.find_layouts(outputs, suspect) if n > 1 and suspect else unverified
+        if lost := [record for record in fresh if record.layout is None]:  # record fewer uses, and try again
+            names = {name for record in lost for name in record.parameters}
+            why = "the model reorders the examples of a batch, or a layer's output has no axis for them"
+            if guesses := {record.guess: False for record in lost if record.guess is not None}:
+                self._batch_axes.update(guesses)
+            elif n > 1 and not all(map(self._can_fall_back, names)):
+                return self._run_one_by_one(inputs, why)
+            else:
+                self._leave_to_fallback(names, inputs, why)
+            return self.run(inputs, reference)
+        new = [record for record in fresh if record in unverified]
+        compared = reference is not None or (n > 1 and new)
+        if compared and not self._agrees(found, new, inputs, reference):
+            return self.run(inputs, reference)
+        return self._with_fallback(found, inputs, reference)
 
     def vectorizes(self, inputs: Inputs) -> bool:
         """Whether one vectorised backward pass equals one pass for each cotangent, on these inputs."""
@@ -177,37 +190,6 @@ class Capture:
         except Exception:  # anything vmap does not support: one cotangent at a time always works
             return False
 
-    def uses(self, inputs: Inputs) -> set[str]:
-        """The parameters that the outputs of a batch depend on, by its graph."""
-        found = self._record(inputs)
-        return found.unrecorded.union(*(record.parameters for record in found.records))
-
-    def run(self, inputs: Inputs) -> Captured | CapturedOneByOne:
-        """Run the model on a batch and keep what the tangents need."""
-        n = batch_size(inputs, "this batch")
-        if n > 1 and self._one_by_one:
-            return self._run_one_by_one(inputs)
-        found = self._record(inputs)
-        if self._leave_to_fallback(found.unrecorded, inputs):
-            return self.run(inputs)
-        outputs, records = found.outputs, found.records
-        unverified = self._reuse_layouts(records, n)
-        for record in unverified:
-            self._check_form(record)
-        if n > 1 and unverified:
-            fresh = verify.find_layouts(outputs, unverified)
-            if any(record.layout is None for record in fresh):
-                return self._run_one_by_one(inputs, "no axis of a layer's output holds the examples of some batches")
-            blocks = self._blocks_of(name for record in fresh for name in record.parameters)
-            if blocks and not self._agrees(found, fresh, self._reference(outputs, inputs, blocks), blocks):
-                return self.run(inputs)
-        if found.may_reorder and not verify.rows_are_in_place(outputs, records):
-            return self._run_one_by_one(inputs, "the model reorders the examples of a batch")
-        blocks = self._blocks_of(self._unverified_fallback)
-        fallback = self._run_fallback(inputs, self._reference(outputs, inputs, blocks) if blocks else None)
-        together = self._vectorized and not isinstance(inputs, SoftmaxColumns)  # these have many outputs
-        return Captured(self.blocks, outputs, records, fallback, together)
-
     def _record(self, inputs: Inputs) -> Walk:
         """Run the model on a batch: outputs with their graph, and the uses of parameters that they depend on."""
         n = batch_size(inputs, "this batch")
@@ -215,127 +197,133 @@ class Capture:
             outputs = self._call(inputs)
         if outputs.dim() != 2 or len(outputs) != n:
             raise ShapeError(f"expected outputs of shape ({n}, k), got {tuple(outputs.shape)}.")
-        return walk(outputs, recorder.records, self._recorded)
-
-    def _blocks_of(self, names: Iterable[str]) -> list[Block]:
-        wanted = set(names)
-        return [block for block in self.blocks if wanted.intersection(block.parameters)]
-
-    def _reference(self, outputs: Tensor, inputs: Inputs, blocks: Iterable[Block]) -> verify.AutogradReference:
-        wanted = {name: self._parameters[name] for block in blocks for name in block.parameters}
-        return verify.reference_on_graph(outputs, inputs, wanted, self._precision)
+        return walk(outputs, recorder, self._recorded)
 
     def _run_one_by_one(self, inputs: Inputs, why: str = "") -> CapturedOneByOne:
         """Run the examples of this batch, and of all later ones, one at a time."""
         if why:
-            self._one_by_one = True
-            self._notes.append(f"examples were run one at a time, since {why}")
+            self._one_by_one = self._fixed = True  # single examples may not use every parameter
+            self._notes.append(f"one example at a time: {why}")
         n = batch_size(inputs, "this batch")
         each = [self.run(take(inputs, slice(at, at + 1))) for at in range(n)]
         return CapturedOneByOne([one for one in each if isinstance(one, Captured)])
 
     # --- Verification -------------------------------------------------------------------------------------------------
 
-    def _verify_first(self, references: Sequence[verify.AutogradReference], blocks: Sequence[Block] | None) -> bool:
-        """Record the first examples: true if all agree with autograd; if not, fewer uses are recorded next time."""
-        self._batch_axes = BatchAxes(self._batch_axes.refuted)
-        self._known, self._verified = {}, Counter()
-        runs = []
-        for reference in references:
-            run = self._record(reference.inputs)
-            if not verify.close(run.outputs.detach(), reference.outputs, reference.tolerance):
-                gap = float((run.outputs - reference.outputs).abs().max())
-                raise UncapturedParameterError(
-                    "expected the outputs of the model under capture to be its own, got a difference of "
-                    f"{gap:.3g} on the first batch. The model may not be deterministic: call model.eval(), or select "
-                    "fewer parameters."
-                )
-            self._batch_axes.verified = True  # later axes follow from these, or are guessed and then verified
-            if self._leave_to_fallback(run.unrecorded, reference.inputs):
-                return False
-            runs.append(run)
-        every = [record for run in runs for record in run.records]
-        self.without_uses = self._recorded.keys() - {name for record in every for name in record.parameters}
-        self.blocks = make_blocks(every, self._parameters)
-        if blocks is not None and self._can_hold(blocks, every):
-            self.blocks = tuple(blocks)
-        for run, reference in zip(runs, references, strict=True):
-            fresh = verify.find_layouts(run.outputs, run.records)
-            lost = [record for record in fresh if record.layout is None] or _guess_layouts(run, fresh)
-            sites = {record.site for record in lost if record.site is not None}
-            self._batch_axes.refuted |= sites
-            names = set() if sites else {name for record in lost for name in record.parameters}
-            self._leave_to_fallback(names, reference.inputs, "no axis of a layer's output holds the examples")
-            if lost or not self._agrees(run, fresh, reference, self.blocks):
-                return False
-        return True
+    def _few(self, inputs: Inputs) -> Inputs:
+        """A few examples to verify the capture on: at least two, if the model takes as many at once."""
+        n = batch_size(inputs, "the first batch")
+        if n > 1:
+            return take(inputs, slice(0, next(size for size in BATCH_SIZES if size <= n)))
+        twice = tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, inputs)
+        try:
+            with torch.no_grad():
+                self._call(twice)
+            return twice
+        except (InputError, ShapeError) as error:
+            self._one_by_one = True
+            self._notes.append(f"one example at a time: the model does not take several ({first_line(error)})")
+            return inputs
 
-    def _can_hold(self, blocks: Sequence[Block], records: Sequence[Record]) -> bool:
-        """Whether the blocks of an earlier capture can hold the present uses."""
-        of = _block_of_each(blocks)
-        return all(of[name].alone for name in self.fallback) and not any(self._misfits(one, of) for one in records)
+    def _verify(self, inputs: Inputs) -> torch.dtype:
+        """Compare the capture with the unmodified model on a few examples; return the model's lowest precision."""
+        dtypes = [torch.float64]  # dtypes inside the model: one in float32 may use bfloat16
 
-    def _misfits(self, record: Record, blocks: Mapping[str, Block]) -> list[str]:
-        """Parameters whose gradient from a use does not have the form of their block."""
-        wanted = wanted_blocks(record, self._parameters)
-        pairs = ((name, block, blocks[name]) for name, block in wanted)
-        return [name for name, block, held in pairs if held.kind != "dense" and held not in (block, block.only(name))]
+        def noted(function: Function, args: Arguments, kwargs: Keywords) -> Any:
+            out = function(*args, **kwargs)
+            dtypes.extend([out.dtype] if isinstance(out, Tensor) and out.is_floating_point() else [])
+            return out
 
-    def _agrees(
-        self, run: Walk, fresh: Sequence[Record], reference: verify.AutogradReference, blocks: Sequence[Block]
-    ) -> bool:
-        """Whether these gradients add up to autograd's. If so, keep the layouts; if not, parameters fall back."""
-        tangents = tangents_of(blocks, run.outputs, run.records, reference.cotangent[None], last=False)
-        wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
-        if wrong:
-            if not self._leave_to_fallback(wrong, reference.inputs):
-                raise _not_autograds(wrong)
-            return False
-        counts = Counter(record.key for record in run.records)
-        compared = {record.key for record in fresh}
-        for key in compared:  # replace guesses for uses that had no gradient so far
-            if not self._verified[key]:
-                self._known.pop(key, None)
-        for record in run.records:
-            if record.layout is not None and (record.key not in self._known or record.key in compared):
-                same = self._known.setdefault(record.key, record.layout) == record.layout
-                self._known[record.key] = record.layout if same else None
-        self._verified |= Counter({key: counts[key] for key in compared})
-        self._batch_axes.answers.update((record.site, True) for record in fresh if record.site is not None)
-        return True
+        with differentiable(), Intercept(noted):
+            outputs = self._call(inputs)
+        precision = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+        reference = AutogradReference.of(outputs, self._parameters, precision)
+        found = {name: one for name, one in reference.gradients.items() if one is not None}
+        if not found:
+            raise UncapturedParameterError(
+                "expected outputs that depend on the selected parameters, got none of the "
+                f"{len(self._parameters)} connected to them. Look for torch.no_grad, torch.inference_mode, .detach() "
+                "or checkpoints with use_reentrant=True in the model's forward, or select parameters that it uses."
+            )
+        for name, gradient in found.items():
+            if not bool(torch.isfinite(gradient).all()):
+                raise gradients_not_finite(f"in {name} on the first batch")
+        if unused := [name for name in self._parameters if name not in found]:
+            self._notes.append(f"the outputs of the first examples do not depend on {listing(unused)}")
+        captured = self.run(inputs, reference)
+        if not verify.close(captured.outputs, reference.outputs, reference.tolerance):
+            gap = float((captured.outputs - reference.outputs).abs().max())
+            raise UncapturedParameterError(
+                "expected the outputs of the model under capture to be its own, got a difference of "
+                f"{gap:.3g} on the first batch. The model may not be deterministic: call model.eval(), or select "
+                "fewer parameters."
+            )
+        if wrong := reference.mismatches(captured.tangents(reference.cotangent[None])):
+            raise _not_autograds(wrong)
+        return precision
 
     def _reuse_layouts(self, records: Sequence[Record], n: int) -> list[Record]:
-        """Give records the layouts verified before if they fit; return those not verified."""
+        """Give records the layouts verified before if they fit, else a likely one; return those not verified."""
         seen: Counter[tuple[Any, ...]] = Counter()
         unverified: list[Record] = []
         for record in records:
-            layout = self._known.get(record.key)
-            if layout is None or not layout.fits(record.shape, n):
-                layout = next(iter(record.possible_layouts(1)), Layout()) if n == 1 else None
-            if layout is None or record.guessed or seen[record.key] >= self._verified[record.key]:
+            known = self._layouts.get(record.key, [])
+            layout = known[0] if seen[record.key] < len(known) and len(set(known)) == 1 else None
+            if layout is None or record.guess is not None or not layout.fits(record.shape, n):
+                layout = next(iter(record.possible_layouts(n)), None)
                 unverified.append(record)
             seen[record.key] += 1
             record.layout = layout
         return unverified
 
+    def _agrees(
+        self, found: Walk, fresh: Sequence[Record], inputs: Inputs, reference: AutogradReference | None
+    ) -> bool:
+        """Whether these gradients add up to autograd's. If so, keep the layouts; if not, parameters fall back."""
+        blocks: Sequence[Block] = self.blocks
+        if reference is None:
+            used = {name for record in fresh for name in record.parameters}
+            blocks = [block for block in self.blocks if used.intersection(block.parameters)]
+            wanted = {name: self._parameters[name] for block in blocks for name in block.parameters}
+            reference = AutogradReference.of(found.outputs, wanted, self._precision)
+        tangents = tangents_of(blocks, found.outputs, found.records, reference.cotangent[None], last=False)
+        wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
+        if wrong:
+            if not self._leave_to_fallback(wrong, inputs):
+                raise _not_autograds(wrong)
+            return False
+        layouts: dict[tuple[Any, ...], list[Layout | None]] = defaultdict(list)
+        for record in found.records:
+            layouts[record.key].append(record.layout)
+        self._layouts.update((record.key, layouts[record.key]) for record in fresh)
+        without = {site: False for site, exists in found.sites.items() if not exists}
+        self._batch_axes.update({**without, **{record.guess: True for record in fresh if record.guess is not None}})
+        return True
+
     def _check_form(self, record: Record) -> None:
         """Raise if the gradient of a use does not have the form of its parameter's block."""
-        for name in self._misfits(record, _block_of_each(self.blocks)):
-            raise UncapturedParameterError(
-                f"expected {name} to be used as on the first batch, got a use of another form "
-                f"({type(record.use).__name__}, output of shape {tuple(record.shape)}). The forward pass takes "
-                f"another path for these data: let the first batch have examples of every kind, or leave {name} "
-                "out of the selection."
-            )
+        blocks = {name: block for block in self.blocks for name in block.parameters}
+        for name, block in wanted_blocks(record, self._parameters):
+            if blocks[name].kind != "dense" and blocks[name] not in (block, block.only(name)):
+                raise UncapturedParameterError(
+                    f"expected {name} to be used as on the first batch, got a use of another form "
+                    f"({type(record.use).__name__}, output of shape {tuple(record.shape)}). The forward pass takes "
+                    f"another path for these data: let the first batch have examples of every kind, or leave {name} "
+                    "out of the selection."
+                )
 
     # --- The fallback -------------------------------------------------------------------------------------------------
+
+    def _can_fall_back(self, name: str) -> bool:
+        """Whether a parameter's gradients may have no particular form."""
+        return not self._fixed or any(block.alone and block.name == name for block in self.blocks)
 
     def _leave_to_fallback(self, names: Iterable[str], inputs: Inputs, why: str = "") -> bool:
         """Leave parameters to the functional fallback from now on; return whether any of them is new there."""
         new = sorted(name for name in names if name in self._recorded)
         for name in new:
             reason = why or verify.uncovered_calls(self._call, self._parameters[name], inputs)
-            if self._settled and not _block_of_each(self.blocks)[name].alone:
+            if not self._can_fall_back(name):
                 raise UncapturedParameterError(
                     f"expected {name} to be used as on the first batch, got another use on a later one: {reason}. Let "
                     f"the first batch have examples of every kind, or leave {name} out of the selection."
@@ -346,42 +334,30 @@ class Capture:
             self._notes.append(f"{name}: gradients example by example, since {reason}")
         return bool(new)
 
-    def _run_fallback(self, inputs: Inputs, reference: verify.AutogradReference | None) -> Vectorized | OneByOne | None:
-        """Run the model for parameters that no rule covers, if any; compare with autograd if a reference is given."""
+    def _with_fallback(
+        self, found: Walk, inputs: Inputs, reference: AutogradReference | None
+    ) -> Captured | CapturedOneByOne:
+        """Run the model again for parameters that no rule covers, if any, and compare them with autograd if new."""
+        outputs, n = found.outputs, len(found.outputs)
+        together = self._vectorized and not isinstance(inputs, SoftmaxColumns)  # these have many outputs
         parameters = {name: self._parameters[name] for name in self.fallback}
-        if not parameters:
-            return None
+        if n == 1 or not parameters:
+            own = PerExample(outputs, parameters, parameters) if parameters else None
+            return Captured(self.blocks, outputs, found.records, own, together)
         try:
-            run = self._runner(self._call, parameters, inputs)
-            if reference is not None:
-                grads = run.gradients(reference.cotangent[None], last=False)
-                known = reference.gradients
-                if wrong := reference.mismatches([Dense.of_parameter(n, g) for n, g in grads.items() if n in known]):
+            own = PerExample.vectorized(self._call, parameters, inputs)
+            if self._unverified_fallback:
+                new = {name: self._parameters[name] for name in self._unverified_fallback}
+                reference = reference or AutogradReference.of(outputs, new, self._precision)
+                grads = own.gradients(reference.cotangent[None])
+                if wrong := reference.mismatches([Dense.of_parameter(name, grads[name]) for name in new]):
                     raise _not_autograds(wrong)
-                self._unverified_fallback -= {n for n, g in known.items() if g is not None and bool(g.any())}
-            return run
+                self._unverified_fallback -= {n for n, g in reference.gradients.items() if g is not None and g.any()}
+            return Captured(self.blocks, outputs, found.records, own, together)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # anything vmap does not support: one example at a time always works
-            if self._runner is OneByOne:
-                raise
-            why, names = first_line(error), ", ".join(parameters)
-        self._runner = OneByOne
-        self._notes.append(f"torch.vmap cannot run this model ({why}); {names}: one example at a time")
-        return self._run_fallback(inputs, reference)
-
-
-def _guess_layouts(run: Walk, fresh: Sequence[Record]) -> list[Record]:
-    """Give uses without a gradient a likely layout, for the factors of their inputs; return those without any."""
-    unknown = [record for record in run.records if record.layout is None]
-    for record in unknown:
-        same = [other.layout for other in fresh if other.key == record.key]
-        record.layout = next(iter([*same, *record.possible_layouts(len(run.outputs))]), None)
-    return [record for record in unknown if record.layout is None]
-
-
-def _block_of_each(blocks: Sequence[Block]) -> dict[str, Block]:
-    return {name: block for block in blocks for name in block.parameters}
+            return self._run_one_by_one(inputs, f"torch.vmap cannot run this model ({first_line(error)})")
 
 
 def _not_autograds(wrong: Mapping[str, str]) -> UncapturedParameterError:
@@ -390,40 +366,3 @@ def _not_autograds(wrong: Mapping[str, str]) -> UncapturedParameterError:
         f"expected the gradients of single examples in {name} to add up to autograd's, {gap}. Leave {name} out of the "
         "selection, or check that no example of a batch has an influence on another."
     )
-
-
-# --- Examples that use a parameter ------------------------------------------------------------------------------------
-
-SEARCHED_AT_ONCE = 64  # examples run at once
-
-
-def examples_using(
-    wanted: set[str], capture: Capture, batches: Iterable[Batch], process_group: ProcessGroup, device: torch.device
-) -> list[Inputs]:
-    """A few examples that use each of these parameters, the same in every process, found by forward passes."""
-    missing = set(wanted)
-    local: list[tuple[set[str], Inputs]] = []
-    for batch in batches:
-        for low in range(0, batch.size, SEARCHED_AT_ONCE):
-            local += _search(missing, capture, take(batch.inputs, slice(low, low + SEARCHED_AT_ONCE)))
-        if not missing:
-            break
-    sent = local if process_group.alone else to_device(local, torch.device("cpu"))
-    found = process_group.all_gather_object("parameters not used so far", sent)
-    missing, chosen = set(wanted), []
-    for names, few in (one for each in found for one in each):
-        if missing.intersection(names):
-            missing -= names
-            chosen.append(to_device(few, device))
-    return chosen
-
-
-def _search(missing: set[str], capture: Capture, inputs: Inputs) -> Iterator[tuple[set[str], Inputs]]:
-    """Halve the inputs down to a few examples that use `missing` parameters, and remove these from `missing`."""
-    names, n = missing & capture.uses(inputs) if missing else set(), batch_size(inputs, "this batch")
-    if names and n <= verify.BATCH_SIZES[0]:
-        missing -= names
-        yield names, inputs
-    elif names:
-        for half in (slice(0, n // 2), slice(n // 2, n)):
-            yield from _search(missing, capture, take(inputs, half))

@@ -1,8 +1,7 @@
 """The Jacobian J of the outputs in the selected parameters: its rows, J v and J^T u, for any layers.
 
-Rows come from the capture, or, if the capture refuses the model, from one backward pass for each example and output.
-J v comes from forward-mode derivatives if they agree with a backward pass, else from the rows. The notes say when the
-second way was taken.
+Rows come from the capture. J v comes from forward-mode derivatives if they agree with a backward pass, else from the
+rows; the notes say so.
 """
 
 from __future__ import annotations
@@ -12,21 +11,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import jvp, vmap
 
 from whence.data.batches import Inputs, batch_size, take
-from whence.errors import first_line
+from whence.errors import SingularCurvatureError, first_line
 from whence.jacobian.capture import Capture
-from whence.jacobian.gradients import normal_numbers
+from whence.jacobian.gradients import Block, normal_numbers
 from whence.jacobian.network import Network, Selection
-from whence.jacobian.record import OneByOne, gradients
+from whence.jacobian.record import gradients
 from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.execution import Chunks
-from whence.runtime.model_state import locked, plain_kernels
+from whence.runtime.model_state import plain_kernels
 
 CHUNK_BYTES = 256 * 2**20  # largest chunk of Jacobian rows, unless `chunk_size` is given
-FORWARD_MODE = nn.Module()  # a lock: torch counts levels of forward mode for the whole process
 
 
 @dataclass(eq=False)
@@ -44,9 +42,7 @@ class Jacobian:
         self.notes: list[str] = []
         self._chunks = Chunks(self.notes, "tangents")
         self._capture: Capture | None = None
-        self._capture_failed = False
         self._forward_mode: bool | None = None  # whether it works; None if not yet tried
-        self._batched_backward = True
 
     @property
     def size(self) -> int:
@@ -81,31 +77,22 @@ class Jacobian:
         return self._chunks.of(size, self.chunk(outputs), lambda where: self._rows(take(inputs, where)))
 
     def _rows(self, inputs: Inputs) -> Tensor:
-        if not self._capture_failed:
-            try:
-                return self._captured(inputs)
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except Exception as error:  # the capture refuses the model: one example at a time always works
-                self._capture_failed = True
-                self.notes.append(f"the capture of layers failed ({first_line(error)}); tangents one example at a time")
-        units = self._units(*self.network(inputs).shape)
-        with plain_kernels():
-            found = OneByOne(self.network, self.selection.parameters, inputs).gradients(units, last=True)
-            return self.selection.flatten(found, 2).to(self.dtype)
-
-    def _captured(self, inputs: Inputs) -> Tensor:
-        """The rows (n, k, d), from the gradients of every block; each block is freed when it is in the rows."""
+        """The rows (n, k, d), from the gradients of every parameter; each is freed when it is in the rows."""
         if self._capture is None:
             selected = dict(self.selection.parameters)
-            self._capture = Capture(self.network, selected, example_inputs=inputs, later_notes=self.notes)
-            self.notes.extend(self._capture.notes)
+            blocks = [Block(name, (name,), (tuple(p.shape),), "dense") for name, p in selected.items()]
+            try:
+                found = Capture(self.network, selected, example_inputs=inputs, blocks=blocks, later_notes=self.notes)
+            except SingularCurvatureError:  # gradients are not finite, so there is nothing to compare with
+                singles = [take(inputs, slice(at, at + 1)) for at in range(batch_size(inputs, "this batch"))]
+                return torch.stack([self.vjp(one, self._units(*self.network(one).shape)) for one in singles])
+            self._capture = found
+            self.notes.extend(found.notes)
         captured = self._capture.run(inputs)
         rows = torch.empty(*captured.outputs.shape, self.size, dtype=self.dtype, device=self.network.device)
         parts = self.selection.unflatten(rows)  # views
         for tangent in captured.tangents(self._units(*captured.outputs.shape), last=True):
-            for name, values in tangent.block.from_matrix(tangent.materialize()).items():
-                parts[name].copy_(values)
+            parts[tangent.block.name].copy_(tangent.materialize().reshape(parts[tangent.block.name].shape))
         return rows
 
     def _units(self, n: int, k: int) -> Tensor:
@@ -114,33 +101,22 @@ class Jacobian:
 
     def vjp(self, inputs: Inputs, cotangents: Tensor) -> Tensor:
         """J^T u summed over the batch, for several cotangents at once: (q, n, k) -> (q, d)."""
+        leaves = list(self.selection.parameters.values())
 
         def pull(where: slice) -> Tensor:
             with torch.enable_grad(), plain_kernels():
                 outputs = self.network(take(inputs, where))
                 wanted = cotangents[:, where].to(outputs.dtype)
                 step = 1 if isinstance(inputs, SoftmaxColumns) else max(1, self.chunk(1) // len(outputs))
-                return torch.cat([self._backward(outputs, part) for part in wanted.split(step)])
+                each = (gradients(outputs, leaves, part) for part in wanted.split(step))
+                parts = zip(*each, strict=True)
+                return torch.cat([torch.cat(one).reshape(len(wanted), -1) for one in parts], dim=1).to(self.dtype)
 
         size = batch_size(inputs, "this batch")
         total = torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=self.network.device)
         for _, part in self._chunks.of(size, self.chunk_size or size, pull):
             total += part
         return total
-
-    def _backward(self, outputs: Tensor, cotangents: Tensor) -> Tensor:
-        """J^T u for cotangents (q, n, k): (q, d)."""
-        leaves = list(self.selection.parameters.values())
-        if self._batched_backward and len(cotangents) > 1:
-            try:
-                found = gradients(outputs, leaves, cotangents, batched=True)
-                return torch.cat([one.flatten(1) for one in found], dim=1).to(self.dtype)
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except Exception:  # vmap does not support it: one cotangent at a time always works
-                self._batched_backward = False
-        each = [torch.cat([one.flatten() for one in gradients(outputs, leaves, u)]) for u in cotangents]
-        return torch.stack(each).to(self.dtype)
 
     def jvp(self, inputs: Inputs, directions: Tensor) -> Tensor:
         """J v for several directions at once: (q, d) -> (q, n, k)."""
@@ -166,7 +142,7 @@ class Jacobian:
             pushed = jvp(lambda values: self.network.with_parameters(values, inputs), (parameters,), (tangents,))
             return pushed[1]
 
-        with locked(FORWARD_MODE), torch.no_grad(), plain_kernels():  # no graph for unselected parameters
+        with torch.no_grad(), plain_kernels():  # no graph for unselected parameters
             found: Tensor = vmap(along, randomness="same")(directions)
         return found.to(self.dtype)
 

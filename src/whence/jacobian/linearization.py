@@ -21,7 +21,8 @@ from whence.jacobian.sketches import ALL_COLUMNS, ALL_OUTPUTS, COLUMNS, HessianS
 from whence.jacobian.views import OutputView
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import eigh
-from whence.runtime.execution import Execution, Passes, Precision, Progress, State
+from whence.runtime.checkpoint import State
+from whence.runtime.execution import Execution, Passes, Precision, Progress
 from whence.runtime.memory import Budget, free_memory, readable
 
 CHUNK_SHARE = 0.05  # largest share of the memory budget for a chunk of Jacobian rows
@@ -387,23 +388,9 @@ def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> tuple[Tens
     longest = max((chunk.floors.shape[1] for chunk in chunks), default=0)
     longest = max(batches.passes.process_group.all_gather_object("the outputs", longest))
     padded = [chunk.padded(longest) for chunk in chunks]
-    outputs, gram, weights, largest, counted, *labels = _gathered(batches, padded, sketch.network.device)
-    _note_rounded(batches, sketch, gram, largest)
+    outputs, gram, weights, counted, *labels = _gathered(batches, padded, sketch.network.device)
     sketch.labels, sketch.dense, sketch.counted = Labels(*labels), bool(positions), int(counted.sum())
     return outputs, gram, weights
-
-
-def _note_rounded(batches: Batches, sketch: HessianSketch, gram: Tensor, largest: Tensor) -> None:
-    """Add a note if residuals are only rounding errors of the network."""
-    used = next(sketch.network.model.parameters()).dtype
-    scale = float(largest.max()) if not sketch.likelihood.has_classes else 1.0
-    size = float(gram[:, -1, -1].max()) ** 0.5
-    if 0 < size <= 8 * torch.finfo(used).eps * scale:
-        batches.notes.append(
-            f"residuals of at most {size:.2g} are rounding errors of {str(used).removeprefix('torch.')}: HeC0 to HeC3 "
-            "and shares mean nothing, and differ from one machine to another. Use model.double(), or targets that the "
-            "network does not reproduce"
-        )
 
 
 LEAST_MEMORY = 2**20  # bytes below which no fit is planned

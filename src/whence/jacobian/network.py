@@ -18,30 +18,21 @@ from torch.utils._pytree import tree_map
 
 from whence.data.batches import Batch, Batches, Inputs, batch_size, check_finite, describe, take
 from whence.display import listing
-from whence.errors import (
-    InputError,
-    NotDeterministicError,
-    ShapeError,
-    UncapturedParameterError,
-    WhenceError,
-    did_you_mean,
-    first_line,
-)
+from whence.errors import InputError, NotDeterministicError, ShapeError, WhenceError, did_you_mean, first_line
 from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, bind
 from whence.jacobian.rules.channels_last import fast_relu
 from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
 from whence.jacobian.views import OutputView
-from whence.runtime.model_state import plain_kernels, without_cudnn
+from whence.runtime.model_state import without_cudnn
 
-# Largest differences of outputs, relative to the largest output: between two calls (GPUs sum in any order); between an
-# example alone and in its batch; between machines (on a GPU at least 1e-2, as products may be rounded to TF32).
-TOLERANCES = {
-    "repeated": {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1},
-    "alone": {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 3e-2, torch.bfloat16: 1e-1},
-    "on another machine": {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1},
-}
+# Largest differences of outputs, relative to the largest output: between two calls (GPUs sum in any order), between an
+# example alone and in its batch, and between machines.
+REPEATED = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2}
+ALONE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 3e-2}
+ELSEWHERE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2}
+COARSE = 1e-1  # the same for bfloat16
 CHECKED_EXAMPLES = 256  # examples of the first batch whose outputs are checked first
-CHECKED_BATCHES = 32  # batches in which one example is also run alone; later only in batches 2^i
+CHECKED_BATCHES = 32  # batches in which two examples are also run alone; later only in batches 2^i
 
 
 class Network:
@@ -55,21 +46,19 @@ class Network:
         self._compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
         self._slots = parameter_slots(model)
 
+        dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
+        self._coarsest = max(dtypes, key=lambda one: torch.finfo(one).eps, default=torch.float32)
+
     @property
     def tolerance(self) -> float:
         """Largest relative difference to the outputs of the same model on another machine."""
-        found = TOLERANCES["on another machine"].get(self._coarsest, 1e-1)
-        return found if self.device.type == "cpu" or self._coarsest == torch.float64 else max(found, 1e-2)
+        rounded = self.device.type != "cpu" and self._coarsest != torch.float64  # products, perhaps to TF32
+        return max(ELSEWHERE.get(self._coarsest, COARSE), 1e-2 if rounded else 0.0)
 
     @property
     def repeated_tolerance(self) -> float:
         """Largest relative difference between two calls on the same inputs."""
-        return TOLERANCES["repeated"].get(self._coarsest, 1e-1)
-
-    @property
-    def _coarsest(self) -> torch.dtype:
-        dtypes = (p.dtype for p in self.model.parameters() if p.is_floating_point())
-        return max(dtypes, key=lambda one: torch.finfo(one).eps, default=torch.float32)
+        return REPEATED.get(self._coarsest, COARSE)
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
         """Outputs (n, k) with positions flattened, or the part that a view selects."""
@@ -113,66 +102,20 @@ class Network:
         return without_cudnn() if wanted else nullcontext()
 
     def check_repeatable(self, inputs: Inputs) -> list[str]:
-        """Raise unless the first examples have the same outputs in every call and any batch; return notes."""
+        """Raise unless the first examples have the same outputs in two calls; return notes."""
         inputs = take(inputs, slice(0, CHECKED_EXAMPLES))
         with torch.no_grad():
             with Intercept(_without_rescaling):
                 once = self(inputs, "batch 0")
             again = self(inputs, "batch 0")
-            check_finite(once, "outputs of the model", "batch 0")
-            gap = float((once - again).abs().max())
-            if gap > TOLERANCES["repeated"].get(once.dtype, 1e-5) * float(once.abs().max()):
-                raise NotDeterministicError(
-                    f"expected the same outputs from two calls on batch 0, got a difference of {gap:.3g}. "
-                    "The model draws random numbers or keeps state: make its forward deterministic in eval mode."
-                )
-        notes = self.check_separate(inputs, once)
-        if gap:
-            notes.append(f"two calls of the model on the same batch differ by {gap:.2g}, as by rounding")
-        return notes
-
-    def check_separate(self, inputs: Inputs, outputs: Tensor | None = None) -> list[str]:
-        """Raise if the outputs of the first or the last example depend on the others; return notes."""
-        inputs = take(inputs, slice(0, CHECKED_EXAMPLES))
-        n = batch_size(inputs, "batch 0")
-        try:
-            with torch.no_grad():
-                outputs = self(inputs, "the first examples together") if outputs is None else outputs
-        except (InputError, ShapeError) as error:  # the model accepts only batches of one example
-            return [f"the model takes one example at a time, not {n} at once ({first_line(error)})"]
-        for at, name in {0: "the first example of batch 0", n - 1: "the last of the first examples"}.items():
-            self.check_alone(inputs, outputs, at, name, float(outputs.abs().max()))
-        return []
-
-    def check_alone(self, inputs: Inputs, outputs: Tensor, at: int, name: str, scale: float) -> None:
-        """Raise unless an example has the same outputs alone as in its batch, with outputs (n, k)."""
-        if len(outputs) == 1:
-            return
-        with torch.no_grad():
-            alone, together = self(take(inputs, slice(at, at + 1)), f"{name} alone")[0], outputs[at]
-        gap = float((alone - together).abs().max()) if alone.shape == together.shape else float("inf")
-        if not gap <= TOLERANCES["alone"].get(together.dtype, 1e-2) * scale:
+        check_finite(once, "outputs of the model", "batch 0")
+        gap = float((once - again).abs().max())
+        if gap > REPEATED.get(once.dtype, COARSE) * float(once.abs().max()):
             raise NotDeterministicError(
-                f"expected each example's outputs to be its own, got other outputs for {name} when it comes alone (a "
-                f"difference of {gap:.3g} where outputs reach {scale:.3g}). The model mixes the examples of a batch: "
-                "look for statistics over the batch, or for batch_first=False in attention and recurrent layers."
+                f"expected the same outputs from two calls on batch 0, got a difference of {gap:.3g}. "
+                "The model draws random numbers or keeps state: make its forward deterministic in eval mode."
             )
-
-    def check_connected(self, parameters: Mapping[str, Tensor], inputs: Inputs) -> list[str]:
-        """Names of the selected parameters that the outputs do not depend on; raise if they depend on none."""
-        unused = [*parameters]
-        with torch.enable_grad(), plain_kernels():
-            outputs = self(take(inputs, slice(0, 2)))  # a few examples show the graph
-            if outputs.requires_grad:
-                grads: Any = torch.autograd.grad(outputs.sum(), list(parameters.values()), allow_unused=True)
-                unused = [name for name, grad in zip(parameters, grads, strict=True) if grad is None]
-        if len(unused) == len(parameters):
-            raise UncapturedParameterError(
-                f"expected outputs that depend on the selected parameters, got none of the {len(parameters)} connected "
-                "to them. Look for torch.no_grad, torch.inference_mode, .detach() or checkpoints with "
-                "use_reentrant=True in the model's forward, or select parameters that it uses."
-            )
-        return unused
+        return [f"two calls of the model on the same batch differ by {gap:.2g}, as by rounding"] if gap else []
 
     def last_module(self, inputs: Inputs) -> str:
         """Name of the last module to start that has trainable parameters of its own (the model itself ends last)."""
@@ -199,8 +142,8 @@ class Network:
 class CheckedOutputs:
     """Outputs of one batch after another, checked: same shape, finite, and each example independent of the others.
 
-    For the last, the most unusual example of some batches is also run alone. The first batch is not enough: a layer
-    that mixes examples may have no effect there (a closed gate, dead units).
+    For the last, the most unusual example and another one of some batches are also run alone. The first batch is not
+    enough: a layer that mixes examples may have no effect there (a closed gate, dead units).
     """
 
     def __init__(self, network: Network, same_positions: bool) -> None:
@@ -228,9 +171,22 @@ class CheckedOutputs:
         if len(outputs) > 1 and not (self.batches > CHECKED_BATCHES and self.batches & (self.batches - 1)):
             flat = outputs.flatten(1)
             self.scale = max(self.scale, float(flat.abs().max()))
-            at = int((flat - flat.mean(0)).abs().amax(1).argmax())
-            self.network.check_alone(inputs, flat, at, f"example {at} of {where}", self.scale)
+            at, last = int((flat - flat.mean(0)).abs().amax(1).argmax()), len(flat) - 1
+            for one in (0 if at == last else last, at):
+                self._check_alone(inputs, flat, one, f"example {one} of {where}")
         return outputs
+
+    def _check_alone(self, inputs: Inputs, outputs: Tensor, at: int, name: str) -> None:
+        """Raise unless an example has the same outputs alone as in its batch, with outputs (n, k)."""
+        with torch.no_grad():
+            alone, together = self.network(take(inputs, slice(at, at + 1)), f"{name} alone")[0], outputs[at]
+        gap = float((alone - together).abs().max()) if alone.shape == together.shape else float("inf")
+        if not gap <= ALONE.get(together.dtype, COARSE) * self.scale:
+            raise NotDeterministicError(
+                f"expected each example's outputs to be its own, got other outputs for {name} when it comes alone (a "
+                f"difference of {gap:.3g} where outputs reach {self.scale:.3g}). The model mixes the examples of a "
+                "batch: look for statistics over the batch, or for batch_first=False in attention and recurrent layers."
+            )
 
 
 def in_words(shape: torch.Size) -> str:
@@ -432,22 +388,17 @@ def _matching(model: nn.Module, trainable: dict[str, nn.Parameter], choice: Any)
             'expected parameters to be "all", "last_layer", names or patterns, or a function of name and parameter, '
             f"got {choice!r}."
         )
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    matches = {q: {i for i, known in names.items() if any(fnmatchcase(name, q) for name in known)} for q in patterns}
-    wanted = {id(p) for p in trainable.values()}
-    unmatched = [q for q, found in matches.items() if not found & wanted]
-    if unmatched:
-        frozen = [names[i][0] for q in unmatched for i in matches[q]]
-        meant = did_you_mean(unmatched[0], [*trainable, "all", "last_layer"])
-        raise InputError(
-            f"expected every pattern of `parameters` to match a trainable parameter, got no match for {unmatched}."
-            f"{meant} "
-            + (f"Frozen (requires_grad=False): {_listing(frozen)}. " if frozen else "")
-            + f"The model has: {_listing(trainable)}."
-        )
-    chosen = set().union(*matches.values())
+    named, chosen = list(model.named_parameters(remove_duplicate=False)), set[int]()
+    for pattern in patterns:
+        matches = [(name, p) for name, p in named if fnmatchcase(name, pattern)]
+        if not any(p.requires_grad for _, p in matches):
+            frozen = f"Frozen (requires_grad=False): {_listing(name for name, _ in matches)}. " if matches else ""
+            raise InputError(
+                f"expected every pattern of `parameters` to match a trainable parameter, got no match for {pattern!r}."
+                f"{did_you_mean(pattern, [*trainable, 'all', 'last_layer'])} {frozen}"
+                f"The model has: {_listing(trainable)}."
+            )
+        chosen.update(id(p) for _, p in matches)
     return {name: p for name, p in trainable.items() if id(p) in chosen}
 
 
@@ -455,79 +406,28 @@ def _listing(names: Iterable[str]) -> str:
     return listing(list(names), 12) or "none"
 
 
-# --- Wrapped and sharded models ---------------------------------------------------------------------------------------
-
-
-FSDP = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # in current and in older versions of torch
+# --- Wrapped models ---------------------------------------------------------------------------------------------------
 
 
 def unwrap(model: Any) -> Any:
-    """The network inside `DistributedDataParallel` or `torch.compile`; for FSDP2, a copy with whole weights.
-
-    For a sharded model all processes must call this together: each of them gets all weights.
+    """The network inside `DistributedDataParallel` or `torch.compile`; raise if it is sharded.
 
     Examples:
         >>> inner = nn.Linear(1, 1)
         >>> unwrap(DataParallel(inner)) is inner
         True
     """
-    found = model
-    while True:
-        compiled = getattr(found, "_orig_mod", None)
-        if isinstance(compiled, nn.Module):
-            found = compiled
-        elif isinstance(found, (DistributedDataParallel, DataParallel)):
-            found = found.module
-        else:
-            break
-    if not isinstance(found, nn.Module):
-        return found
-    kinds = {kind for module in found.modules() for kind in type(module).__mro__ if _is_fsdp(kind)}
-    if any(kind.__name__ == "FullyShardedDataParallel" for kind in kinds):
+    if isinstance(model, (DistributedDataParallel, DataParallel)):
+        return unwrap(model.module)
+    if isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
+        return unwrap(compiled)
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    if any("fsdp" in kind.__module__ for module in modules for kind in type(module).__mro__):
         raise InputError(
-            "expected a model that is whole, wrapped in DistributedDataParallel or sharded by fully_shard, got the "
-            "older FullyShardedDataParallel. Load its full state dict into a plain copy of the model, and fit that."
+            "expected a model that is whole, or wrapped in DistributedDataParallel, got one that is sharded by FSDP. "
+            "Load its full state dict into a plain copy of the model, and fit that."
         )
-    return unsharded_copy(found) if kinds else found
-
-
-def unsharded_copy(model: nn.Module) -> nn.Module:
-    """The network before `fully_shard`, with all weights gathered in every process; everything else is shared."""
-    weights: dict[int, nn.Parameter] = {}
-    modules: dict[int, nn.Module] = {}
-
-    def whole(parameter: nn.Parameter) -> nn.Parameter:
-        if id(parameter) not in weights:
-            values: Any = parameter.detach()
-            full: Tensor = values.full_tensor() if hasattr(values, "full_tensor") else values  # a DTensor
-            weights[id(parameter)] = nn.Parameter(full, parameter.requires_grad)
-        return weights[id(parameter)]
-
-    def copy(module: nn.Module) -> nn.Module:
-        if id(module) not in modules:
-            kind: Any = next(one for one in type(module).__mro__ if not _is_fsdp(one))
-            fresh: nn.Module = kind.__new__(kind)
-            modules[id(module)] = fresh
-            fresh.__dict__ = {
-                name: type(value)(value) if isinstance(value, dict) else value
-                for name, value in module.__dict__.items()
-                if "fsdp" not in name and not name.startswith("__composable")
-            }
-            for name, hooks in fresh.__dict__.items():
-                if name.endswith("_hooks") and isinstance(hooks, dict):
-                    for key in [key for key, hook in hooks.items() if _is_fsdp(getattr(hook, "__self__", hook))]:
-                        del hooks[key]
-            parameters, children = module._parameters, module._modules
-            fresh._parameters = {name: None if one is None else whole(one) for name, one in parameters.items()}
-            fresh._modules = {name: None if one is None else copy(one) for name, one in children.items()}
-        return modules[id(module)]
-
-    return copy(model)
-
-
-def _is_fsdp(thing: Any) -> bool:
-    """Whether a class, or the class of an object, was made by torch's FSDP2."""
-    return any(one.__module__.startswith(FSDP) for one in (thing if isinstance(thing, type) else type(thing)).__mro__)
+    return model
 
 
 # --- Labels of language models ----------------------------------------------------------------------------------------
@@ -558,8 +458,8 @@ def follow_own_loss(network: Network, batches: Batches, first: Batch, ignore_ind
         return
     own = _own_loss(network, first)
     with torch.no_grad():
-        outputs = None if own is None else network.shaped(first.inputs).double()
-    if own is None or outputs is None or outputs.shape[:-1] != labels.shape:
+        outputs = network.shaped(first.inputs).double() if own is not None else labels
+    if own is None or outputs.shape[:-1] != labels.shape:
         return
     plain, shifted = (
         float(F.cross_entropy(outputs.flatten(0, 1), one.reshape(-1).long(), ignore_index=IGNORED))
@@ -581,8 +481,6 @@ def follow_own_loss(network: Network, batches: Batches, first: Batch, ignore_ind
 
 def _own_loss(network: Network, batch: Batch) -> float | None:
     """The mean loss that the model itself computes from labels; `None` if it does not."""
-    if not isinstance(batch.inputs, Mapping):
-        return None
     try:
         with torch.no_grad():
             answer = network.model(**batch.inputs, labels=batch.targets)

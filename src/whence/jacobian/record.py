@@ -16,28 +16,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
-from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
-from whence.data.batches import Call, Inputs, batch_size, take
-from whence.jacobian.gradients import (
-    Block,
-    Dense,
-    Factor,
-    Kind,
-    Kronecker,
-    Layout,
-    Rows,
-    Tangent,
-    Whole,
-)
+from whence.data.batches import Call, Inputs, batch_size
+from whence.jacobian.gradients import Block, Dense, Kind, Kronecker, Layout, Rows, Tangent, Whole
 from whence.jacobian.rules.base import (
     Arguments,
+    CallSite,
     Function,
     Intercept,
     Keywords,
-    ParameterView,
     Record,
+    Recorder,
     Root,
     Tracked,
     Use,
@@ -71,12 +61,14 @@ class Walk(NamedTuple):
     records: list[Record]  # uses the outputs depend on, except those with no rows (an expert without examples)
     unrecorded: set[str]  # parameters that the outputs depend on in a way that was not recorded
     may_reorder: bool  # whether some function may move rows of the batch to other rows, as sorting does
+    sites: Mapping[CallSite, bool]  # whether outputs of calls were taken to have a batch axis
 
 
-def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Tensor]) -> Walk:
+def walk(outputs: Tensor, recorder: Recorder, parameters: Mapping[str, Tensor]) -> Walk:
     """Walk from the outputs (n, k) back to parameters and recorded uses, and stop there."""
+    records = recorder.records
     if not outputs.requires_grad:
-        return Walk(outputs, [], set(), False)
+        return Walk(outputs, [], set(), False, recorder.sites)
     names = {id(parameter): (name,) for name, parameter in parameters.items()}
     stops: dict[Edge, list[int]] = {}
     for at, record in enumerate(records):
@@ -102,7 +94,7 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
             elif not may_reorder and n > 1:
                 may_reorder = _may_reorder(node, n, last=node is first.node)
     used = [records[at] for at in sorted(reached) if 0 not in records[at].shape]
-    return Walk(outputs, used, unrecorded, may_reorder)
+    return Walk(outputs, used, unrecorded, may_reorder, recorder.sites)
 
 
 OWN_FUNCTIONS: tuple[Any, ...] = (Columns, ConvolutionBackward, ScaleBackward, Relu)  # these keep rows in place
@@ -135,13 +127,6 @@ def _by_index(node: Any, n: int) -> bool:
     return any((_size(node, axis) if sizes is None else sizes[axis]) % n == 0 for axis, _ in indexed)
 
 
-def _by_matrix(node: Any, n: int) -> bool:
-    """A product with an n x n matrix, which may be a permutation of the examples."""
-    sizes = getattr(node, "_saved_self_sym_sizes", None) or getattr(getattr(node, "_saved_self", None), "shape", None)
-    sizes = sizes or (_size(node, 0), _size(node, 1), n)  # `bmm` keeps its factors only if they are needed
-    return tuple(sizes[-2:]) == (n, n) and tuple(sizes[:-2]) in ((), (1,))
-
-
 def _size(node: Any, axis: int) -> int:
     """Size of an axis of the node's output; 0, a multiple of any n, if this version of torch does not store it."""
     known = getattr(node, "_input_metadata", None)
@@ -157,7 +142,6 @@ REORDERING: dict[str, Callable[[Any, int], bool]] = {
     **dict.fromkeys(("Take", "Put", "MaskedSelect", "MaskedScatter", "CopySlices"), lambda node, n: True),
     **dict.fromkeys(("PackPaddedSequence", "RepeatInterleave"), lambda node, n: True),
     **dict.fromkeys(("Index", "IndexPut", "IndexPutImpl"), _by_index),
-    **dict.fromkeys(("Mm", "Bmm"), _by_matrix),
     "Embedding": lambda node, n: bool(getattr(node.next_functions[0][0], "next_functions", ())),  # not of a parameter
     "Cat": lambda node, n: signed(getattr(node, "_saved_dim", 0)) == 0,
     "Stack": lambda node, n: signed(getattr(node, "_saved_dim", 0)) == 0 and len(node.next_functions) == n,
@@ -172,9 +156,8 @@ examples, or according to a check of their own."""
 def wanted_blocks(record: Record, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Block]]:
     """Every parameter behind a record, and the block that suits its gradient best."""
     weight, bias = (record.roles.get(role) for role in ("weight", "bias"))
-    views = [source.view for source in (weight, bias) if source is not None and source.view is not None]
-    names = tuple(dict.fromkeys(source.roots[0].parameter for source in (weight, bias) if source is not None))
-    joint = record.use.joint and len(names) == len(views) == 2 and views[0].rows == views[1].rows
+    pair = tuple(dict.fromkeys(source.parameter for source in (weight, bias) if source and source.parameter))
+    joint = record.use.joint and len(pair) == 2
 
     def block(names: tuple[str, ...], kind: Kind, groups: int = 1, transposed: bool = False) -> Block:
         shapes = tuple(tuple(parameters[name].shape) for name in names)
@@ -182,21 +165,19 @@ def wanted_blocks(record: Record, parameters: Mapping[str, Tensor]) -> Iterator[
 
     for source in record.roles.values():
         for root in source.roots:
-            if source.view is None:
+            if source.parameter is None:
                 yield root.parameter, block((root.parameter,), "dense" if root.index is None else "rows")
             elif weight is not None and (joint or source is weight):
-                yield root.parameter, block(names if joint else (root.parameter,), *_form(record.use, weight))
+                yield root.parameter, block(pair if joint else (root.parameter,), *_form(record.use, weight))
             else:
                 yield root.parameter, block((root.parameter,), "dense")
 
 
 def _form(use: Use, weight: Tracked) -> tuple[Kind, int, bool]:
     """Kind, groups and order of the gradient in a weight."""
-    view = weight.view or ParameterView()
-    if use.kind == "kronecker" and (view.rows is None or not use.transposed):
-        # Selected rows of a weight stay factored if they are outputs: the gradient of the others is zero.
-        return "kronecker", use.groups, use.transposed != view.transposed
-    return "rows" if use.kind == "rows" and weight.whole else "dense", 1, False
+    if use.kind == "kronecker":
+        return "kronecker", use.groups, use.transposed != bool(weight.transposed)
+    return "rows" if use.kind == "rows" and weight.transposed is False else "dense", 1, False
 
 
 def make_blocks(records: Iterable[Record], parameters: Mapping[str, Tensor]) -> tuple[Block, ...]:
@@ -217,17 +198,26 @@ def make_blocks(records: Iterable[Record], parameters: Mapping[str, Tensor]) -> 
 # --- Backward passes --------------------------------------------------------------------------------------------------
 
 
-def gradients(
-    outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor, *, keep: bool = True, batched: bool = False
-) -> list[Tensor]:
-    """Dense gradients in the leaves, zeros if unused; torch's `materialize_grads` does not support batches."""
-    found: Sequence[Tensor | None] = [None] * len(leaves)
-    options: Any = {"retain_graph": keep, "allow_unused": True, "is_grads_batched": batched}
-    if outputs.requires_grad:
-        found = torch.autograd.grad(outputs, leaves, cotangents, **options)
-    lead = (len(cotangents),) if batched else ()
-    filled = [leaf.new_zeros(*lead, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
-    return [one.to_dense() if one.is_sparse else one for one in filled]
+def gradients(outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor) -> list[Tensor]:
+    """Dense gradients (c, *shape) in the leaves for cotangents (c, n, k); zeros if unused. The graph is kept."""
+
+    def pull(cotangent: Tensor, batched: bool) -> list[Tensor]:
+        options: Any = {"retain_graph": True, "allow_unused": True, "is_grads_batched": batched}
+        found: Sequence[Tensor | None] = torch.autograd.grad(outputs, leaves, cotangent, **options)
+        lead = (len(cotangent),) if batched else ()
+        filled = [leaf.new_zeros(*lead, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
+        return [one.to_dense() if one.is_sparse else one for one in filled]
+
+    if not outputs.requires_grad:
+        return [leaf.new_zeros(len(cotangents), *leaf.shape) for leaf in leaves]
+    if len(cotangents) > 1:
+        try:
+            return pull(cotangents, batched=True)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception:  # a function without a vectorised form: one cotangent at a time always works
+            pass
+    return [torch.stack(grads) for grads in zip(*(pull(one, batched=False) for one in cotangents), strict=True)]
 
 
 def output_gradients(
@@ -296,19 +286,16 @@ class UseGradients:
 
 def _to_roots(source: Tracked, grads: Tensor) -> Iterator[tuple[Root, Tensor]]:
     """Pull gradients (n, c, *shape) in a tracked tensor back to the parameters it was computed from."""
-    roots, view = source.roots, source.view
+    roots = source.roots
     if roots[0].tensor is source.tensor:
         yield roots[0], grads
-    elif view is not None and view.rows is None:
-        yield roots[0], grads.transpose(-1, -2) if view.transposed else grads
+    elif source.parameter is not None:
+        yield roots[0], grads.transpose(-1, -2) if source.transposed else grads
     else:
         flat = grads.flatten(0, 1).to(source.tensor.dtype)
-        found = torch.autograd.grad(
-            source.tensor, [r.tensor for r in roots], flat, retain_graph=True, allow_unused=True, is_grads_batched=True
-        )
+        found = gradients(source.tensor, [root.tensor for root in roots], flat)
         for root, values in zip(roots, found, strict=True):
-            if values is not None:
-                yield root, values.unflatten(0, grads.shape[:2])
+            yield root, values.unflatten(0, grads.shape[:2])
 
 
 # --- Tangents ---------------------------------------------------------------------------------------------------------
@@ -354,14 +341,7 @@ def _tangent(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Tange
 
 def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kronecker:
     e, o, i = block.matrix_shape
-    factors: list[tuple[Factor, Factor]] = []
-    for use in uses:
-        view = use.record.roles["weight"].view
-        a, g = use.record.use.factors(use.layout, use.joined(), block.has_bias)
-        if view is not None and view.rows is not None:
-            before, after = view.rows[0], o - view.rows[1]
-            g = Whole(pad(g.tensor(), (before, after)))  # the gradient of the other rows is zero
-        factors.append((a, g))
+    factors = [use.record.use.factors(use.layout, use.joined(), block.has_bias) for use in uses]
     if not factors:
         n, c, _ = empty.shape
         return Kronecker(block, Whole(empty.new_zeros(n, e, 0, i)), Whole(empty.new_zeros(n, c, e, 0, o)))
@@ -410,25 +390,28 @@ def _common_rows(index: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # --- What no rule covers ----------------------------------------------------------------------------------------------
-#
-# The functional fallback gives per-example gradients of any parameter, whatever the model does with it. Wherever a
-# torch function takes the parameter, it is replaced by one copy for each example; `torch.vmap` runs the model on every
-# example with its own copy, and ordinary backward passes give the gradients in the copies. If vmap does not support the
-# model (control flow that depends on data), the examples are run one at a time.
 
 
-class Vectorized:
-    """All examples at once, through `torch.vmap`."""
+class PerExample:
+    """Gradients of single examples in any parameter, whatever the model does with it.
 
-    def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
+    From outputs (n, k) and a copy of each parameter for every example; for one example the parameters themselves.
+    """
+
+    def __init__(self, outputs: Tensor, parameters: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> None:
+        self._outputs, self._parameters, self._copies = outputs, parameters, copies
+
+    @classmethod
+    def vectorized(cls, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> PerExample:
+        """Run the model on all examples by `torch.vmap`, with a copy wherever a torch function takes a parameter."""
         n = batch_size(inputs, "this batch")
-        self._copies = {name: p.detach().expand(n, *p.shape).requires_grad_() for name, p in parameters.items()}
+        copies = {name: p.detach().expand(n, *p.shape).requires_grad_() for name, p in parameters.items()}
 
         def single(values: dict[str, Tensor], example: Inputs) -> Tensor:
-            copies = {id(parameter): values[name] for name, parameter in parameters.items()}
+            own = {id(parameter): values[name] for name, parameter in parameters.items()}
 
             def substituted(function: Function, args: Arguments, kwargs: Keywords) -> Any:
-                args, kwargs = tree_map(lambda value: copies.get(id(value), value), (args, kwargs))
+                args, kwargs = tree_map(lambda value: own.get(id(value), value), (args, kwargs))
                 return function(*args, **kwargs)
 
             one = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, example)
@@ -437,27 +420,11 @@ class Vectorized:
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
         with differentiable(), plain_kernels():  # the fused attention kernels have no rule under vmap
-            self._outputs: Tensor = torch.vmap(single, in_dims=(0, axes))(self._copies, inputs)
+            outputs = torch.vmap(single, in_dims=(0, axes))(copies, inputs)
+        return cls(outputs, parameters, copies)
 
-    def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
-        """Per-example gradients (n, c, *shape) for cotangents (c, n, k), one backward pass for each."""
-        copies, final = list(self._copies.values()), len(cotangents) - 1
-        each = [gradients(self._outputs, copies, u, keep=not last or at < final) for at, u in enumerate(cotangents)]
-        return {name: torch.stack(grads, 1) for name, grads in zip(self._copies, zip(*each, strict=True), strict=True)}
-
-
-class OneByOne:
-    """One example at a time, with the parameters themselves."""
-
-    def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
-        self._parameters = parameters
-        with differentiable():
-            self._rows = [call(take(inputs, slice(at, at + 1))) for at in range(batch_size(inputs, "this batch"))]
-
-    def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
-        """Per-example gradients (n, c, *shape), one backward pass for each example and cotangent."""
-        leaves, examples = list(self._parameters.values()), []
-        for at, row in enumerate(self._rows):
-            each = [gradients(row, leaves, u) for u in cotangents[:, at : at + 1]]
-            examples.append([torch.stack(grads) for grads in zip(*each, strict=True)])
-        return dict(zip(self._parameters, map(torch.stack, zip(*examples, strict=True)), strict=True))
+    def gradients(self, cotangents: Tensor) -> dict[str, Tensor]:
+        """Gradients (n, c, *shape) for cotangents (c, n, k), by one backward pass for each; the graph is kept."""
+        each = [gradients(self._outputs, list(self._copies.values()), one[None]) for one in cotangents]
+        n, pairs = len(self._outputs), zip(self._parameters.items(), zip(*each, strict=True), strict=True)
+        return {name: torch.stack([one.reshape(n, *p.shape) for one in grads], 1) for (name, p), grads in pairs}

@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 
 from whence.data.batches import Batch, check_finite, take
 from whence.data.targets import example_weights, position_weights, targets_at
-from whence.errors import InputError, StaleModelError
+from whence.errors import InputError
 from whence.jacobian.network import CheckedOutputs, Network
 from whence.jacobian.views import OutputMixtures, OutputView, Softmax, SoftmaxColumns, chunk_of_positions
 from whence.likelihoods import Categorical, Likelihood
@@ -53,7 +53,6 @@ class SketchedOutputs(NamedTuple):
     outputs: Tensor  # (n, c + 1) A^T f
     gram: Tensor  # (n, c + 1, c + 1) A^T A
     weights: Tensor  # (n,) weights of the examples
-    largest: Tensor  # (n,) largest absolute output
     counted: Tensor  # (n,) number of positions that count
     classes: Tensor  # see `Labels`
     floors: Tensor
@@ -80,14 +79,13 @@ class HessianSketch:
     dense: bool = False  # whether the network has outputs at several positions
     counted: int = 0  # number of positions of training examples that count
     labels: Labels | None = None  # labels of all examples, padded to the longest; None in the first pass
-    saved: Tensor | None = None  # (n, c + 1, c + 1) A^T A of a loaded fit: it must be the same here
 
     def __post_init__(self) -> None:
         self.outputs = CheckedOutputs(self.network, same_positions=False)
 
     def views(self, batch: Batch, where: str) -> Iterator[Batch]:
         """Yield parts of a batch whose outputs fit in memory, with views as inputs."""
-        if self.labels is None or self.saved is not None or not self._samples(batch.targets):
+        if self.labels is None or not self._samples(batch.targets):
             yield from (view for view, _ in self.derivatives(batch, where))
             return
         for chunk in self._chunks(batch, self.width * batch.targets[0].numel(), sampled=True):
@@ -108,12 +106,8 @@ class HessianSketch:
         for chunk in self._chunks(batch, outputs[0].numel(), sampled):
             some = outputs[chunk.start - batch.start :][: chunk.size]
             view, values, gram, weights, labels = (self._by_labels if sampled else self._by_signs)(some, chunk, where)
-            largest = some.new_zeros(len(some)) if sampled else some.abs().flatten(1).amax(1)
-            kept = (one.to(self.dtype) for one in (values, gram, example_weights(chunk.weights, weights), largest))
-            found = SketchedOutputs._make([*kept, (weights > 0).sum(1), *labels])
-            if self.saved is not None:
-                self._check_saved(some, chunk.rows, found.gram, where)
-            yield replace(chunk, inputs=view), found
+            kept = (one.to(self.dtype) for one in (values, gram, example_weights(chunk.weights, weights)))
+            yield replace(chunk, inputs=view), SketchedOutputs._make([*kept, (weights > 0).sum(1), *labels])
 
     def _chunks(self, batch: Batch, outputs: int, sampled: bool) -> Iterator[Batch]:
         """Yield parts of a batch that fit in memory, for examples with this many outputs."""
@@ -212,29 +206,6 @@ class HessianSketch:
             f"are fitted with squared error, got other weights of positions in {where}: the noise variance needs "
             'each position\'s residual without its weight. Fit with hessian_columns="all", or weigh whole examples.'
         )
-
-    def _check_saved(self, outputs: Tensor, rows: slice, gram: Tensor, where: str) -> None:
-        """Raise if lengths and inner products differ from those of the saved fit by more than rounding.
-
-        S and r change with the outputs about as logarithms do.
-        """
-        assert self.saved is not None
-        near = min(4.0 * self.network.tolerance * (1.0 + float(outputs.abs().max())), 0.5)
-        length = torch.diagonal(gram, dim1=1, dim2=2).clamp_min(0.0).sqrt()  # (n, c + 1)
-        size = length[:, :-1].norm(dim=1, keepdim=True)
-        change = near * torch.cat([size.expand(-1, self.columns), length[:, -1:] + size.square() / self.columns], dim=1)
-        most = (length + change).unsqueeze(2) * (length + change).unsqueeze(1)
-        least = length.unsqueeze(2) * length.unsqueeze(1)
-        gap = (gram - self.saved[rows]).abs()
-        wrong = ~(gap <= 1.001 * (most - least)).flatten(1).all(1)
-        if bool(wrong.any()):
-            at = int(wrong.nonzero()[0])
-            raise StaleModelError(
-                "expected the Hessians and residuals of the training examples as they were when the fit was saved, got "
-                f"others in {where}, example {rows.start + at} (inner products differ by {float(gap[at].max()):.3g} "
-                f"where they are up to {float(least[at].max()):.3g}). The weights are the same, the outputs are not: "
-                "build the model as it was then, and load where it computes in the same precision; or fit again here."
-            )
 
 
 # --- Random numbers ---------------------------------------------------------------------------------------------------

@@ -13,10 +13,8 @@ from torch.nn.functional import logsigmoid
 from whence.errors import InputError, ShapeError, TargetError
 from whence.likelihoods.base import Classes, shaped_as_outputs
 from whence.likelihoods.categorical import class_weights
-from whence.runtime.execution import asks_back
 
 
-@asks_back
 @dataclass(frozen=True)
 class Bernoulli(Classes):
     """Cross-entropy of sigmoid(f), summed over outputs, with the option of `torch.nn.BCEWithLogitsLoss`.

@@ -12,13 +12,11 @@ from torch.nn.functional import logsigmoid, one_hot
 
 from whence.errors import InputError, ShapeError, TargetError
 from whence.likelihoods.base import Classes, shaped_as_outputs
-from whence.runtime.execution import asks_back
 
 FEW = 256  # rows whose sums are checked for a softmax in the model
 NEAR_ONE = 1e-4  # tolerance for probabilities to sum to one, unless the precision of their dtype is larger
 
 
-@asks_back
 @dataclass(frozen=True)
 class Categorical(Classes):
     """Cross-entropy of softmax(f), with the options of `torch.nn.CrossEntropyLoss`.

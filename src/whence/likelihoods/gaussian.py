@@ -10,10 +10,8 @@ from torch import Tensor
 
 from whence.errors import TargetError
 from whence.likelihoods.base import Likelihood, Noise, residual_degrees, shaped_as_outputs
-from whence.runtime.execution import asks_back
 
 
-@asks_back
 @dataclass(frozen=True)
 class Gaussian(Likelihood):
     """Squared error, summed over outputs, with the same noise covariance Sigma = E^T E / n for all examples.

@@ -2,89 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whence.display import number
 from whence.influence.intervals import Intervals
 from whence.report.task import Predictions
 from whence.results import Uncertainty
 
-STEPS = 60
-BINS = 10
+STEPS = 60  # points of a risk-coverage curve
+BINS = 10  # of confidence
+LEVELS = [0.02, 0.05, *(at / 20 for at in range(2, 19)), 0.95, 0.99]  # of intervals
 
 
 class Curve(NamedTuple):
-    """A line in the unit square, or above it: its name, its style, and its points."""
+    """A line: its name, its style, and its points."""
 
     name: str
     style: str
-    x: tuple[float, ...]
-    y: tuple[float, ...]
+    x: list[float]
+    y: list[float]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Some curves with their axes; the horizontal one goes from 0 to 1."""
+    """Some curves; the horizontal axis goes from 0 to 1, the vertical one from 0 to `top`. The template has the words.
 
-    title: str
-    x_label: str
-    y_label: str
-    curves: tuple[Curve, ...]
-    caption: str
-    top: float = 1.0  # end of the vertical axis
-    diagonal: bool = True  # draw a line from corner to corner, the perfect result
+    The kind "error" is risk-coverage with root mean square errors, "wrong" with shares of wrong answers. "intervals"
+    and "confidence" are calibrations.
+    """
+
+    kind: Literal["error", "wrong", "intervals", "confidence"]
+    curves: list[Curve]
+    top: float = 1.0
+    means: tuple[float, ...] = ()  # of the confidence, of the right answers, and of the distance between them
+
+    @property
+    def ticks(self) -> list[float]:
+        """Round numbers on the vertical axis, from zero to at most its top."""
+        raw = self.top / 5
+        size = 10.0 ** np.floor(np.log10(raw))
+        step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw * 0.999)
+        return [round(float(step * place), 12) for place in range(int(self.top / step + 1e-9) + 1)]
 
 
 def charts(predictions: Predictions) -> list[Chart]:
     """Calibration and risk-coverage, if some targets are known."""
-    known = predictions.known
+    known, u = predictions.known, predictions.uncertainty
     if known is None or predictions.targets is None:
         return []
-    u = predictions.uncertainty
-    scores = {"HeC3": ("hec3", u.hec3.sum(1).cpu()[known]), "Ho": ("ho", u.ho.sum(1).cpu()[known])}
+    scores = {("HeC3", "hec3"): u.trace("hec3").cpu()[known], ("Ho", "ho"): u.trace("ho").cpu()[known]}
     if predictions.task.kind == "regression":
         assert predictions.intervals is not None
         errors = (predictions.targets - predictions.answers)[known].square().mean(1)
-        calibration = interval_calibration(u, predictions.targets, predictions.intervals)
-        return [calibration, risk_coverage(scores, errors, "typical error (RMSE)", root=True)]
-    scores["belief alone"] = ("belief", -predictions.confidence[known])
+        return [
+            interval_calibration(u, predictions.targets, predictions.intervals),
+            risk_coverage("error", scores, errors),
+        ]
+    scores["belief alone", "belief"] = -predictions.confidence[known]
     right = predictions.right[known]
-    calibration = confidence_calibration(predictions.confidence[known].clamp(0.0, 1.0), right)
-    return [calibration, risk_coverage(scores, (~right).double(), "share of wrong answers")]
+    return [
+        confidence_calibration(predictions.confidence[known].clamp(0.0, 1.0), right),
+        risk_coverage("wrong", scores, (~right).double()),
+    ]
 
 
-def risk_coverage(
-    scores: dict[str, tuple[str, Tensor]],  # for each name its style and (m,) scores, higher for less sure
-    losses: Tensor,  # (m,) 0 or 1, or squared errors
-    risk: str,  # name of the mean loss
-    root: bool = False,  # show its square root
-) -> Chart:
-    """Mean loss of the remaining predictions when the most uncertain ones are handed to a person."""
+def risk_coverage(kind: Literal["error", "wrong"], scores: dict[tuple[str, str], Tensor], losses: Tensor) -> Chart:
+    """Mean of the losses (m,) of the remaining predictions when the most uncertain ones are handed to a person.
+
+    Scores (m,), higher for less sure, have a name and a style.
+    """
     m = len(losses)
     counts = np.unique(np.linspace(max(1, m // STEPS), m, STEPS).round().astype(int))
-    coverage = tuple((counts / m).tolist())
-    shown = np.sqrt if root else np.asarray
-    curves = [
-        Curve(name, style, coverage, tuple(shown(kept_risk(score.numpy(), losses.numpy())[counts - 1]).tolist()))
-        for name, (style, score) in scores.items()
-    ]
-    means = ", ".join(f"{curve.name} {number(float(np.mean(curve.y)))}" for curve in curves)
-    return Chart(
-        "What leaving out the most uncertain gains",
-        "share of predictions kept, the surest first",
-        risk,
-        tuple(curves),
-        f"At the right all predictions are kept: {risk} {number(curves[0].y[-1])}. Towards the left the "
-        f"most uncertain are left to a person. Lower is better; means over the curves: {means}.",
-        top=max(max(curve.y) for curve in curves) or 1.0,
-        diagonal=False,
-    )
+    curves = []
+    for (name, style), score in scores.items():
+        risk = kept_risk(score.numpy(), losses.numpy())[counts - 1]
+        curves.append(Curve(name, style, (counts / m).tolist(), (np.sqrt(risk) if kind == "error" else risk).tolist()))
+    return Chart(kind, curves, max(max(curve.y) for curve in curves) or 1.0)
 
 
 def kept_risk(scores: NDArray[Any], errors: NDArray[Any]) -> NDArray[np.float64]:
@@ -98,41 +95,16 @@ def kept_risk(scores: NDArray[Any], errors: NDArray[Any]) -> NDArray[np.float64]
 
 def interval_calibration(uncertainty: Uncertainty, targets: Tensor, intervals: Intervals) -> Chart:
     """How often ranges for a new observation contain it, if it is known, against their nominal level."""
-    levels = [0.02, 0.05, *np.arange(0.1, 0.95, 0.05).tolist(), 0.95, 0.99]
     error = (targets - uncertainty.mean.cpu()).abs()
-    held = [error <= intervals.half_width(uncertainty, level) for level in levels]
-    shares = [float(one[~error.isnan().any(1)].double().mean()) for one in held]
-    return Chart(
-        "Are the ranges as wide as they should be?",
-        "share promised",
-        "share held",
-        (Curve("ranges", "hec3", tuple(levels), tuple(shares)),),
-        f"Ranges that promise 95 % hold {100 * shares[-2]:.1f}\xa0% of the observed values. On the line promises are "
-        "kept; below it the ranges are too narrow, above it too wide.",
-    )
+    known = ~error.isnan().any(1)
+    shares = [float((error <= intervals.half_width(uncertainty, level))[known].double().mean()) for level in LEVELS]
+    return Chart("intervals", [Curve("ranges", "hec3", LEVELS, shares)])
 
 
 def confidence_calibration(confidence: Tensor, right: Tensor) -> Chart:
-    """How often answers are right, against the network's confidence (m,) in them."""
-    order = confidence.argsort(stable=True)
-    bins = [part for part in order.tensor_split(BINS) if len(part)]
-    x = tuple(float(confidence[part].double().mean()) for part in bins)
-    y = tuple(float(right[part].double().mean()) for part in bins)
-    error = sum(len(part) * abs(a - b) for part, a, b in zip(bins, x, y, strict=True)) / len(order)
-    return Chart(
-        "Is the model as often right as it believes?",
-        "belief in the answer",
-        "share of right answers",
-        (Curve("model", "hec3", x, y),),
-        f"Each point is a tenth of the predictions. The model believes {100 * confidence.double().mean():.1f}\xa0% on "
-        f"average and is right in {100 * right.double().mean():.1f}\xa0%; the mean distance from the line is "
-        f"{100 * error:.1f}\xa0%. Below the line it is too sure of itself.",
-    )
-
-
-def ticks(top: float, most: int = 5) -> Sequence[float]:
-    """Round numbers from zero to the top of an axis."""
-    raw = top / most
-    size = 10.0 ** np.floor(np.log10(raw))
-    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw * 0.999)
-    return [round(float(step * place), 12) for place in range(int(top / step + 1e-9) + 1)]
+    """How often answers are right, against the network's confidence (m,) in them, in tenths of the predictions."""
+    bins = [part for part in confidence.argsort(stable=True).tensor_split(BINS) if len(part)]
+    x, y = ([float(values[part].double().mean()) for part in bins] for values in (confidence, right))
+    distance = sum(len(part) * abs(a - b) for part, a, b in zip(bins, x, y, strict=True)) / len(right)
+    means = float(confidence.double().mean()), float(right.double().mean()), distance
+    return Chart("confidence", [Curve("model", "hec3", x, y)], means=means)

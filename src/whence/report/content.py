@@ -1,20 +1,15 @@
-"""The content of a report: computed from a fit and test inputs, read by the templates.
-
-Sections are plain data, and you can add your own. Every `str` in them is shown as text, never read as HTML.
-"""
+"""The content of a report: computed from a fit and test inputs, read by the templates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from whence.display import percent
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped, using_model
 from whence.influence.intervals import Intervals
@@ -22,10 +17,10 @@ from whence.influence.training import WrongLabels, wrong_labels
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
 from whence.report.charts import charts
-from whence.report.inputs import InputView, as_pair
-from whence.report.task import UNKNOWN, DataSource, Predictions, TrainingLabels, rows_of_trees
-from whence.report.traced import Traced, actions, trace
-from whence.trust import Check, Trust, trust_of_fit
+from whence.report.inputs import as_pair, show_inputs
+from whence.report.task import UNKNOWN, Examples, Predictions, TrainingLabels, rows_of_trees
+from whence.report.traced import actions, trace
+from whence.trust import Trust, trust_of_fit
 
 TITLE = "How uncertain are these predictions, and why?"
 TONES = ("plain", "noise", "scarcity", "both", "input")
@@ -33,65 +28,6 @@ TONES = ("plain", "noise", "scarcity", "both", "input")
 CHECK_INPUT = 4  # the verdict on impossible inputs, which only their columns show
 SUSPECTS = 24  # training examples whose labels are shown as doubtful
 GALLERY = 24  # predictions shown for each verdict
-Tone = Literal["noise", "scarcity", "plain"]
-
-
-@dataclass(frozen=True)
-class Group:
-    """Some of the predictions, under one name. The tone sets colour and shape: noise, scarcity, or neither."""
-
-    name: str
-    tone: Tone = "plain"
-
-
-@dataclass(frozen=True)
-class Words:
-    """Terms and what they mean."""
-
-    kind: ClassVar[str] = "words"
-    entries: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a table: a name, and as many cells as the table has columns after the first."""
-
-    name: str
-    cells: tuple[str, ...]
-    group: str = ""  # consecutive rows of the same group are shown together under its name
-    strong: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text and numbers; `caption` says what they are, `note` how to read them."""
-
-    kind: ClassVar[str] = "table"
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    note: str = ""
-
-    def grouped(self) -> list[tuple[str, list[Row]]]:
-        """Consecutive rows of the same group, under its name."""
-        return [(group, list(rows)) for group, rows in groupby(self.rows, key=lambda row: row.group)]
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Names, values and a sentence about each."""
-
-    kind: ClassVar[str] = "facts"
-    rows: tuple[tuple[str, str, str], ...]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading, paragraphs, and blocks below them."""
-
-    title: str
-    paragraphs: tuple[str, ...] = ()
-    blocks: tuple[Words | Table | Facts, ...] = ()
 
 
 class Report:
@@ -106,8 +42,8 @@ class Report:
         *,
         ids: Any = None,
         title: str = TITLE,
-        about: Sequence[str] = (),
-        sections: Sequence[Section] = (),
+        about: str | Sequence[str] = (),
+        sections: Mapping[str, Sequence[Any]] | None = None,
         trust: Trust | None = None,
         level: float = 0.95,
         traced: int = 500,
@@ -121,29 +57,25 @@ class Report:
         batches, model = fitted.problem.batches, fitted.problem.network.model
         if isinstance(model, LeafSum):
             test, names, views = rows_of_trees(model, test, names, views)
-        test_data = DataSource.of(test, batches.positional)
-        self.fitted, self.title, self.sections = fitted, title, sections
+        self.fitted, self.title, self.sections = fitted, title, sections or {}
         self.about = [about] if isinstance(about, str) else about  # paragraphs below the title
+        test_data, train_data = (Examples.of(data, batches.positional) for data in (test, batches.loader))
         self.training = TrainingLabels.of(fitted, names)
-        train_data = DataSource.of(batches.loader, batches.positional)
-        self.predictions, first_batch = _predict(fitted, test_data, self.training, intervals)
+        self.predictions = Predictions.of(fitted, test_data, self.training.task, intervals)
         sizes = len(self.predictions), len(self.training)
         test_ids, train_ids = as_pair(ids)
         self.test_ids = _as_ids(test_ids, sizes[0], "prediction")
         self.train_ids = _as_ids(train_ids, sizes[1], "training example")
-        view = InputView.of(*views, first_batch)
         self.traced = trace(fitted, test_data, self.predictions.uncertainty, float(level), traced, examples)
         with using_model(fitted):
             self.trust = trust_of_fit(fitted) if trust is None else trust
-        self.checks = list(_checks(fitted, self.traced, self.trust, sampled=trust is not None))
         self.charts = charts(self.predictions)
         todo = actions(fitted, self.traced, self.training.contradicted)
         self.suspects = self.training.order[:SUSPECTS].tolist()  # training examples whose labels to doubt
         needed = [action.at for action in todo if action.kind == "label"] + self.suspects
-        self.inputs = view.show(test_data, train_data, sizes, self.traced, needed)
-        # predictions with impossible inputs, with the reason
-        self.impossible = {at: shown.impossible for at, shown in self.inputs.test.items() if shown.impossible}
-        self.actions = [action for action in todo if action.kind == "label" or action.at not in self.impossible]
+        self.inputs = show_inputs(views, test_data, train_data, sizes, self.traced, needed)
+        impossible = self.inputs.impossible
+        self.actions = [action for action in todo if action.kind == "label" or action.at not in impossible]
         self.wrong_labels = _wrong_labels(self.training, self.predictions, isinstance(model, LeafSum))
 
     def prediction_id(self, prediction: int) -> str:
@@ -164,7 +96,7 @@ class Report:
     def verdicts(self) -> Tensor:
         """(m,) verdicts as numbers: 0 confident, 1 noisy labels, 2 scarce data, 3 both, 4 impossible input."""
         found = self.traced.explanation.noisy.long() + 2 * self.traced.explanation.scarce.long()
-        found[list(self.impossible)] = CHECK_INPUT
+        found[list(self.inputs.impossible)] = CHECK_INPUT
         return found
 
     @cached_property
@@ -186,8 +118,8 @@ class Report:
             some = chosen[self.verdicts[chosen] == verdict]
             if len(some):
                 galleries[verdict] = some[largest_first(score[some])[:GALLERY]].tolist()
-        if self.impossible:
-            galleries[CHECK_INPUT] = list(self.impossible)[:GALLERY]
+        if self.inputs.impossible:
+            galleries[CHECK_INPUT] = list(self.inputs.impossible)[:GALLERY]
         return galleries
 
     @property
@@ -201,17 +133,15 @@ class Report:
 
         Classes are the targets, or the answers if no target is known; the most uncertain class comes first.
         """
-        predictions = self.predictions
-        if predictions.task.kind != "classification":
-            return []
-        known = predictions.known is not None
+        predictions, known = self.predictions, self.predictions.known is not None
         classes = predictions.targets if known else predictions.answers
-        assert classes is not None
+        if predictions.task.kind != "classification" or classes is None:
+            return []
         rows = []
         for place, name in enumerate(predictions.task.names):
             here = classes == place
             if bool(here.any()):
-                wrong = float((~predictions.right[here]).double().mean()) if known else float("nan")
+                wrong = float((~predictions.right[here]).double().mean()) if known else math.nan
                 rows.append((name, _counts(self.verdicts[here]), wrong))
         return sorted(rows, key=lambda row: row[1][0] / sum(row[1]))
 
@@ -257,43 +187,3 @@ def _as_ids(ids: Sequence[Any] | None, total: int, what: str) -> tuple[str, ...]
     if ids is not None and len(ids) != total:
         raise ShapeError(f"expected {total} ids, one for each {what}, got {len(ids)}.")
     return None if ids is None else tuple(map(str, ids))
-
-
-def _predict(
-    fitted: Fitted, source: DataSource, training: TrainingLabels, intervals: Intervals | None
-) -> tuple[Predictions, Any]:
-    """All predictions, with the targets given with them, and the first batch of inputs."""
-    targets: list[Tensor | None] = []
-    first: list[Any] = []
-
-    def inputs() -> Any:
-        for _, batch, found in source.read():
-            targets.append(found)
-            first[:] = first or [batch]
-            yield batch
-
-    uncertainty = fitted.predict(inputs())
-    known = [found.cpu() for found in targets if found is not None]
-    if known and len(known) != len(targets):
-        raise InputError("expected targets with all test batches or with none, got them with some only.")
-    read = training.task.read_targets(torch.cat(known)) if known else None
-    if intervals is None and training.task.kind == "regression":
-        intervals = Intervals.of(fitted)
-    return Predictions(uncertainty, training.task, intervals, read), first[0]
-
-
-def _checks(fitted: Fitted, traced: Traced, trust: Trust, sampled: bool) -> Iterator[Check]:
-    """The checks of `Tracer.trust`, or of the fit itself, and of the tracing; notes have the level "note"."""
-    if not sampled and fitted.diagnostics["structure"] != "exact":
-        text = "How far variances are from those of the exact curvature: Tracer.trust compares a sample of predictions."
-        yield Check("Not checked", "note", {}, text)
-    for one in trust:
-        yield replace(one, name=one.name.capitalize(), level="note" if one.level == "not checked" else one.level)
-    text = f"The sum of all training examples' shares differs from the variance by {percent(traced.gap)} (median)."
-    if traced.gap > 0.2:
-        text += " The structure of the curvature is an approximation: trust the order more than the size."
-        yield Check("Shares and variances disagree", "careful", {}, text)
-    else:
-        yield Check("Shares add up", "fine", {}, text)
-    yield from (Check("Note", "note", {}, str(one.value)) for one in fitted.diagnostics if one.name == "note")
-    yield from (Check("Verdicts", "note", {}, note) for note in traced.explanation.notes)

@@ -15,7 +15,6 @@ from whence._version import __version__
 from whence.display import number, percent
 from whence.errors import InputError
 from whence.influence.fitted import Fitted
-from whence.report.charts import ticks
 from whence.report.content import TONES, Report
 from whence.report.task import UNKNOWN
 from whence.report.traced import LargestShares
@@ -55,7 +54,7 @@ def jinja_environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.filters.update(number=number, percent=percent, thousands="{:,}".format, ticks=ticks)
+    environment.filters.update(number=number, percent=percent, thousands="{:,}".format)
     environment.globals.update(version=__version__, tones=TONES, meaning=MEANING)
     return environment
 
@@ -97,13 +96,13 @@ def script_data(report: Report) -> dict[str, Any]:
         "traced": traced.chosen.tolist(),
         "check": _pairs(traced.check),
         "near": _pairs(traced.near),
-        "test": {prediction: shown.data for prediction, shown in inputs.test.items()},
-        "impossible": report.impossible,
+        "test": inputs.test,
+        "impossible": inputs.impossible,
         "train": {
             example: [
                 *training.texts(example),
                 int(training.contradicted[example]),
-                inputs.train[example].data if example in inputs.train else None,
+                inputs.train.get(example),
                 report.example_id(example),
             ]
             for example in sorted(behind)

@@ -24,18 +24,16 @@ from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import Likelihood
 from whence.results import Uncertainty
 
-CHUNK = 512  # rows of one large batch that are read together
-
 
 @dataclass(frozen=True)
-class DataSource:
+class Examples:
     """Batches of examples that can be read several times, for a model with `positional` positional inputs."""
 
     batches: Iterable[Any]
     positional: int
 
     @classmethod
-    def of(cls, data: Any, positional: int) -> DataSource:
+    def of(cls, data: Any, positional: int) -> Examples:
         """From a batch, a pair of inputs and targets, or a loader."""
         if isinstance(data, (Tensor, Mapping, tuple)):
             return cls([data], positional)
@@ -48,29 +46,25 @@ class DataSource:
             f"{type(data).__name__}. Convert arrays with torch.as_tensor, and wrap a data set in a DataLoader."
         )
 
-    def read(self) -> Iterator[tuple[int, Inputs, Tensor | None]]:
-        """Yield (number of the first example, inputs, targets if there are any), a few hundred examples at a time."""
-        start = 0
+    def __iter__(self) -> Iterator[tuple[Inputs, Tensor | None]]:
+        """Inputs of each batch, and its targets if there are any."""
         for at, batch in enumerate(self.batches):
             inputs, given = split_targets(batch, self.positional)
             targets = given.detach() if isinstance(given, Tensor) and given.ndim else None
             size = batch_size(inputs, f"batch {at}")
             if targets is not None and len(targets) != size:
                 raise ShapeError(f"expected {size} targets for {size} inputs in batch {at}, got {len(targets)}.")
-            for low in range(0, size, CHUNK):
-                rows = slice(low, min(low + CHUNK, size))
-                yield start + low, take(inputs, rows), None if targets is None else targets[rows]
-            start += size
+            yield inputs, targets
 
-    def select(self, examples: Sequence[int]) -> DataSource:
+    def select(self, examples: Sequence[int]) -> Iterator[Inputs]:
         """The inputs of some examples, in the order of the data."""
-        wanted = torch.tensor(sorted(examples), dtype=torch.long, device="cpu")
-        batches = []
-        for start, inputs, _ in self.read():
-            rows = wanted[(wanted >= start) & (wanted < start + batch_size(inputs, "this batch"))] - start
+        wanted, start = torch.tensor(sorted(examples), dtype=torch.long, device="cpu"), 0
+        for inputs, _ in self:
+            end = start + batch_size(inputs, "this batch")
+            rows = wanted[(wanted >= start) & (wanted < end)] - start
             if len(rows):
-                batches.append(take(inputs, rows))
-        return DataSource(batches, self.positional)
+                yield take(inputs, rows)
+            start = end
 
 
 def rows_of_trees(
@@ -187,10 +181,7 @@ class TrainingLabels:
         problem = fitted.problem
         targets = torch.cat([batch.targets.cpu() for batch in problem.batches.read(None)])
         task = Task.of(problem.likelihood, problem.k, targets, names)
-        if problem.likelihood.name == "gaussian":  # without the whole group if groups are left out
-            others = problem.outputs + problem.unweighted(problem.residuals) - fitted.loo_residuals
-        else:
-            others = problem.outputs + change_without(fitted)
+        others = problem.outputs + change_without(fitted)
         suspicion = label_suspicion(fitted)
         return cls(task, task.read_targets(targets), others.cpu(), suspicion.score.cpu(), suspicion.order.cpu())
 
@@ -235,11 +226,29 @@ class Predictions:
     intervals: Intervals | None  # of new observations, for regression
     targets: Tensor | None  # as returned by `Task.read_targets`
 
-    def __post_init__(self) -> None:
-        mean = self.uncertainty.mean
-        shape = mean.shape[:1] if self.task.kind == "classification" else mean.shape
-        if self.targets is not None and self.targets.shape != shape:
-            raise ShapeError(f"expected test targets of shape {tuple(shape)}, got {tuple(self.targets.shape)}.")
+    @classmethod
+    def of(cls, fitted: Fitted, source: Examples, task: Task, intervals: Intervals | None) -> Predictions:
+        """Predict, and read the targets that come with the inputs."""
+        given: list[Tensor | None] = []
+
+        def inputs() -> Iterator[Inputs]:
+            for batch, targets in source:
+                given.append(targets)
+                yield batch
+
+        uncertainty = fitted.predict(inputs())
+        if intervals is None and task.kind == "regression":
+            intervals = Intervals.of(fitted)
+        known = [targets.cpu() for targets in given if targets is not None]
+        if not known:
+            return cls(uncertainty, task, intervals, None)
+        if len(known) != len(given):
+            raise InputError("expected targets with all test batches or with none, got them with some only.")
+        read, shape = task.read_targets(torch.cat(known)), uncertainty.mean.shape
+        shape = shape[:1] if task.kind == "classification" else shape
+        if read.shape != shape:
+            raise ShapeError(f"expected test targets of shape {tuple(shape)}, got {tuple(read.shape)}.")
+        return cls(uncertainty, task, intervals, read)
 
     def __len__(self) -> int:
         return len(self.uncertainty)
@@ -325,18 +334,15 @@ class Predictions:
         NaN if there are too many outputs to compute their covariances for this alone.
         """
         if not self.task.likelihood.has_classes:
-            variance = again.hec3 / (self.task.high - self.task.low) ** 2
+            deviation = again.hec3.sqrt() / (self.task.high - self.task.low)
         elif "hec3" in again.covariances:
-            variance = torch.diagonal(again.probability_covariance("hec3"), dim1=1, dim2=2)
+            deviation = again.probability_std()
         else:
             return torch.full((len(again),), float("nan"), device="cpu")
-        probabilities = self.task.probabilities(again.mean.cpu().double())
-        if self.task.kind == "multilabel":
-            column = torch.maximum(probabilities, 1.0 - probabilities).argmin(1)
-        else:
-            column = self.task.decide(probabilities).clamp_max(variance.shape[1] - 1)  # both classes share one output
-        deviation = variance.cpu().double().clamp_min(0.0).sqrt()
-        return QUANTILE * deviation.gather(1, column.unsqueeze(1)).squeeze(1)
+        p = self.task.probabilities(again.mean.cpu().double())
+        answer = torch.maximum(p, 1.0 - p).argmin(1) if self.task.kind == "multilabel" else self.task.decide(p)
+        column = answer.clamp_max(deviation.shape[1] - 1)  # both of two classes share one output
+        return QUANTILE * deviation.cpu().double().gather(1, column.unsqueeze(1)).squeeze(1)
 
 
 def _rows(targets: Tensor) -> Tensor:

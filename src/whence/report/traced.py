@@ -13,7 +13,7 @@ from whence.influence import Explanation
 from whence.influence.fitted import Fitted, Terms, check_same, divide, for_each_batch, using_model, variance_terms
 from whence.influence.suggest import label_first
 from whence.linalg import largest, largest_first
-from whence.report.task import DataSource
+from whence.report.task import Examples
 from whence.results import Uncertainty
 
 MOST_OUTPUTS = 50  # with more outputs, covariances are not computed just for the ranges of probabilities
@@ -37,13 +37,12 @@ class Traced:
     """The result of tracing t of m predictions to n training examples."""
 
     chosen: Tensor  # (t,) the predictions that were traced, ascending
-    inputs: DataSource  # of these
+    inputs: Examples  # of these
     uncertainty: Uncertainty  # of these, with covariances
     explanation: Explanation  # of all m
     check: LargestShares  # of HeC3
     near: LargestShares  # of Ho
     excess: Tensor  # (n,) contribution of each training example to HeC3 of the traced predictions, beyond usual noise
-    total: float  # HeC3 of the traced predictions, summed
     gap: float  # median over the traced of |sum over training examples / HeC3 - 1|
 
 
@@ -62,28 +61,25 @@ def choose(uncertainty: Uncertainty, count: int) -> Tensor:
 
 
 def trace(
-    fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: float, count: int, examples: Any = None
+    fitted: Fitted, source: Examples, uncertainty: Uncertainty, level: float, count: int, examples: Any = None
 ) -> Traced:
     """Trace at most `count` predictions, and give a verdict on all of them."""
     explanation = combine([fitted.explain(source.batches, level, EXAMPLES, examples)], lambda values: values[0].cpu())
     check_same(uncertainty.ho.sum(1).cpu(), explanation.ho)
     chosen = choose(uncertainty, count)
-    inputs = source.select(chosen.tolist())
-    usual = usual_noise(fitted)
+    inputs = Examples(list(source.select(chosen.tolist())), source.positional)
+    noise = usual_noise(fitted)
     batches = for_each_batch(
-        fitted, inputs.batches, lambda batch, _: [_sums(terms, usual) for _, terms in variance_terms(fitted, batch)]
+        fitted, inputs.batches, lambda batch, _: [_sums(terms, noise) for _, terms in variance_terms(fitted, batch)]
     )
     check, near, hec3, excess = zip(*(sums for batch in batches for sums in batch), strict=True)
-    again = uncertainty
     if len(chosen) < len(uncertainty) or not uncertainty.covariances:
         again = fitted.predict(inputs.batches, covariance=fitted.problem.k <= MOST_OUTPUTS or None)
         check_same(uncertainty.mean.cpu()[chosen], again.mean.cpu())
+        uncertainty = again
     check, near = (LargestShares(*map(torch.cat, zip(*parts, strict=True))) for parts in (check, near))
-    total = again.hec3.sum(1).cpu()
-    ratio = torch.cat(hec3).cpu() / total.clamp_min(torch.finfo(total.dtype).tiny)
-    gap = float(torch.where(total > 0, ratio - 1.0, 0.0).abs().median())
-    added = torch.stack(excess).sum(0).cpu()
-    return Traced(chosen, inputs, again, explanation, check, near, added, float(total.sum()), gap)
+    gap = (divide(torch.cat(hec3), uncertainty.trace("hec3"), 1.0) - 1.0).abs().median()
+    return Traced(chosen, inputs, uncertainty, explanation, check, near, torch.stack(excess).sum(0).cpu(), float(gap))
 
 
 def usual_noise(fitted: Fitted) -> float:
@@ -109,8 +105,6 @@ class Action:
     kind: Literal["label", "region"]
     at: int  # the training example, or the prediction
     benefit: float  # share of the variance of the traced predictions that it may remove
-    stands_for: int = 0  # for a region, how many scarce predictions are nearer to it than to the other regions
-    among: int = 0  # for a region, the number of scarce predictions
 
 
 def actions(fitted: Fitted, traced: Traced, contradicted: Tensor) -> list[Action]:
@@ -123,11 +117,9 @@ def actions(fitted: Fitted, traced: Traced, contradicted: Tensor) -> list[Action
 
 def labels_to_check(traced: Traced, contradicted: Tensor, most: int) -> list[Action]:
     """Labels that the other examples contradict, by their contribution to HeC3 beyond usual noise."""
-    if traced.total <= 0:
-        return []
-    excess = torch.where(contradicted, traced.excess, 0.0)
-    best = largest_first(excess)[:most].tolist()
-    return [Action("label", at, float(excess[at]) / traced.total) for at in best if excess[at] > 0]
+    total, excess = float(traced.uncertainty.hec3.sum()), torch.where(contradicted, traced.excess, 0.0)
+    best = largest_first(excess)[:most].tolist() if total > 0 else []
+    return [Action("label", at, float(excess[at]) / total) for at in best if excess[at] > 0]
 
 
 def regions_to_collect(fitted: Fitted, traced: Traced, most: int) -> list[Action]:
@@ -136,24 +128,10 @@ def regions_to_collect(fitted: Fitted, traced: Traced, most: int) -> list[Action
     if not len(scarce):
         return []
     pool = scarce[largest_first(traced.explanation.ho[scarce])[: max(1, POOL // fitted.problem.k)]].sort().values
-    chosen = traced.inputs.select(torch.searchsorted(traced.chosen, pool).tolist())
-    batches = for_each_batch(fitted, chosen.batches, lambda inputs, _: inputs)
+    chosen = list(traced.inputs.select(torch.searchsorted(traced.chosen, pool).tolist()))
+    batches = for_each_batch(fitted, chosen, lambda inputs, _: inputs)
     with using_model(fitted):
         found = label_first(fitted, batches, None, most)
-        products = torch.cat([fitted.bread.products(batch, batches) for batch in batches])  # (p, k, p, k)
-    picks = found.index.tolist()
-    nearest = _similarity(products)[:, picks].argmax(1)
-    members = torch.bincount(nearest.cpu(), minlength=len(picks)).tolist()
     total = float(traced.uncertainty.laplace.sum())
-    return [
-        Action("region", int(pool[pick]), score / total if total > 0 else 0.0, stands_for, len(pool))
-        for pick, score, stands_for in zip(picks, found.score.tolist(), members, strict=True)
-        if score > 0
-    ]
-
-
-def _similarity(products: Tensor) -> Tensor:
-    """(p, p) how strongly predictions vary together: the norm of their covariance over those of their variances."""
-    norms = products.square().sum((1, 3)).sqrt()
-    own = norms.diagonal().clamp_min(torch.finfo(norms.dtype).tiny).sqrt()
-    return norms / (own.unsqueeze(0) * own.unsqueeze(1))
+    pairs = zip(pool[found.index.cpu()].tolist(), found.score.tolist(), strict=True)
+    return [Action("region", at, score / total) for at, score in pairs if score > 0 and total > 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -20,94 +20,84 @@ if TYPE_CHECKING:
     import pandas
 
 RARE = 0.025  # share of training rows below which a value counts as unusually small, large or rare
+FIRST_CELLS = 8  # cells of a row that are shown first: those furthest from the usual values
 CENTRE = 0.005  # share of the training values of a column, on each side, left out of its range; at least one value
 BEYOND, ACROSS_ZERO = 3.0, 0.5
 """A number is impossible if its distance from the nearest training value is this many times the range of its column.
 Zero and below, in a column of positive numbers, from the second factor on: zeros often stand for missing values."""
-CONSTANT = 0.001
-"""A row with one number in all its columns is impossible if at most this share of training rows are like that."""
 
 
 @dataclass(frozen=True)
 class UsualValues:
-    """Usual values of each column of the training rows.
+    """Usual values of each column of the training rows. Dates have none.
 
     Examples:
         >>> usual = UsualValues.of(frame_of({"age": list(range(20, 120)), "town": ["Ulm"] * 100}))
-        >>> asked = frame_of({"age": [130], "town": ["Ulm"]})
-        >>> usual.unusual(asked, usual.tails(asked)[:, 0])
-        [(0, 'larger than every training value')]
+        >>> usual.standing_out(frame_of({"age": [130], "town": ["Ulm"]}))
+        [([(0, 'larger than every training value')], [0, 1])]
         >>> usual.impossible(frame_of({"age": [1e6, 130], "town": ["Ulm", "Ulm"]}))
         ['age is 1,000,000, far from every training value: the nearest is 119', '']
     """
 
-    numbers: Mapping[str, NDArray[np.float64]]  # sorted values of columns with more than two different numbers or dates
-    counts: Mapping[str, Counter[str]]  # how often each value occurs in the other columns
-    dates: frozenset[str]  # columns of dates
-    constant: float  # share of rows with the same number in all columns of numbers
+    numbers: Mapping[str, NDArray[np.float64]]  # sorted values of columns with more than two different numbers
+    counts: Mapping[str, Counter[str]] = field(default_factory=dict)  # how often each text occurs in the other columns
 
     @classmethod
     def of(cls, train: pandas.DataFrame) -> UsualValues:
         """From the training rows."""
-        values = {str(name): ordered_values(column) for name, column in train.items()}
-        known = {name: np.sort(one[np.isfinite(one)]) for name, one in values.items() if one is not None}
-        dates = frozenset(str(name) for name, column in train.items() if column.dtype.kind == "M" and name in known)
-        return cls(
-            {name: one for name, one in known.items() if len(np.unique(one)) > 2},
-            {name: Counter(map(cell_text, train[name])) for name, one in values.items() if one is None},
-            dates,
-            float(np.mean(_constant_rows(values, dates, len(train)))) if len(train) else 0.0,
-        )
+        numbers: dict[str, NDArray[np.float64]] = {}
+        counts: dict[str, Counter[str]] = {}
+        for name, column in train.items():
+            values = numbers_of(column)
+            if values is not None:
+                known = np.sort(values[np.isfinite(values)])
+                numbers |= {str(name): known} if len(np.unique(known)) > 2 else {}
+            elif column.dtype.kind != "M":
+                counts[str(name)] = Counter(map(cell_text, column))
+        return cls(numbers, counts)
 
-    def measured(self) -> dict[str, NDArray[np.float64]]:
-        """The sorted values of the columns of numbers, without those of dates."""
-        return {name: values for name, values in self.numbers.items() if name not in self.dates}
-
-    def tails(self, frame: pandas.DataFrame) -> NDArray[np.float64]:
-        """(2, rows, columns) shares of training values at most and at least as large; for categories, equal ones."""
-        found = np.ones((2, len(frame), len(frame.columns)))
+    def standing_out(self, frame: pandas.DataFrame) -> list[tuple[list[tuple[int, str]], list[int]]]:
+        """For each row the columns in which it is unusual, with the reason, and those to show first; rarest first."""
+        below, above = np.ones((2, *frame.shape))  # shares of training values at most and at least as large
         for place, (name, column) in enumerate(frame.items()):
-            values = ordered_values(column)
+            values = numbers_of(column)
             if name in self.counts:
                 counts = self.counts[str(name)]
-                found[:, :, place] = [counts[cell_text(value)] / max(counts.total(), 1) for value in column]
-            elif name in self.numbers and values is not None and (name in self.dates) == (column.dtype.kind == "M"):
+                shares = [counts[cell_text(value)] / max(counts.total(), 1) for value in column]
+                below[:, place] = above[:, place] = shares
+            elif name in self.numbers and values is not None:
                 known, there = self.numbers[str(name)], np.isfinite(values)
-                found[0, there, place] = np.searchsorted(known, values[there], "right") / len(known)
-                found[1, there, place] = 1.0 - np.searchsorted(known, values[there], "left") / len(known)
+                below[there, place] = np.searchsorted(known, values[there], "right") / len(known)
+                above[there, place] = 1.0 - np.searchsorted(known, values[there], "left") / len(known)
+        found = []
+        for low, high in zip(below, above, strict=True):
+            shares = np.minimum(low, high)
+            order = np.argsort(shares, kind="stable").tolist()
+            unusual = [
+                (place, self._reason(frame.columns[place], float(shares[place]), low[place] <= high[place]))
+                for place in order[: int((shares <= RARE).sum())]
+            ]
+            found.append((unusual, order[:FIRST_CELLS]))
         return found
 
-    def unusual(self, frame: pandas.DataFrame, tails: NDArray[np.float64]) -> list[tuple[int, str]]:
-        """Columns in which a row with such tails (2, columns) is unusual, the rarest first, with the reason."""
-        below, above = tails
-        shares = np.minimum(below, above)
-        found = []
-        for place in np.argsort(shares, kind="stable")[: int((shares <= RARE).sum())].tolist():
-            share, low = float(shares[place]), below[place] <= above[place]
-            if frame.columns[place] in self.counts:
-                reason = f"in {percent(share)} of the training rows" if share else "never seen in training"
-            elif share:
-                reason = f"among the {'lowest' if low else 'highest'} {percent(share)}"
-            else:
-                reason = f"{'smaller' if low else 'larger'} than every training value"
-            found.append((place, reason))
-        return found
+    def _reason(self, column: str, share: float, low: bool) -> str:
+        if column in self.counts:
+            return f"in {percent(share)} of the training rows" if share else "never seen in training"
+        if share:
+            return f"among the {'lowest' if low else 'highest'} {percent(share)}"
+        return f"{'smaller' if low else 'larger'} than every training value"
 
     def impossible(self, frame: pandas.DataFrame) -> list[str]:
-        """Why each row is an impossible input, or "": far from training values, one number throughout, or no value."""
-        values = {str(name): ordered_values(column) for name, column in frame.items()}
+        """Why each row is an impossible input, or "": a number far from the training values, or no value at all."""
         reasons = [""] * len(frame)
-        for name, known in self.measured().items():
-            found = values.get(name)
+        for name, column in frame.items():
+            known, found = self.numbers.get(str(name), np.empty(0)), numbers_of(column)
             edge = max(1, math.ceil(CENTRE * len(known)))
             if found is None or len(known) <= 2 * edge + 1:
                 continue
             low, high = known[edge], known[-1 - edge]
             for row in np.flatnonzero((found < low) | (found > high)):
-                reasons[row] = reasons[row] or _far(name, float(found[row]), known, low, high)
-        if self.constant <= CONSTANT:
-            for row in np.flatnonzero(_constant_rows(values, self.dates, len(frame))):
-                reasons[row] = "the same number in all columns"
+                reasons[row] = reasons[row] or _far(str(name), float(found[row]), known, low, high)
         for row in np.flatnonzero(frame.isna().all(axis=1).to_numpy()):
             reasons[row] = "no value in any column"
         return reasons
@@ -123,34 +113,23 @@ def _far(name: str, value: float, known: NDArray[np.float64], low: float, high: 
     return f"{name} is {cell_text(value)}, far from every training value: the nearest is {cell_text(nearest)}"
 
 
-def _constant_rows(values: Mapping[str, Any], dates: frozenset[str], rows: int) -> NDArray[np.bool_]:
-    """(rows,) whether a row has the same number in all of at least three columns of numbers."""
-    numbers = [one for name, one in values.items() if one is not None and name not in dates]
-    if len(numbers) < 3:
-        return np.zeros(rows, dtype=bool)
-    stacked = np.stack(numbers)
-    same: NDArray[np.bool_] = (stacked == stacked[0]).all(0)
-    return same
-
-
 def frame_of(table: Any) -> pandas.DataFrame:
     """A data frame with rows numbered from zero, from a data frame, a mapping of columns, or an array of two axes."""
     import pandas  # an extra: only tables need it
 
-    if isinstance(table, pandas.DataFrame):
-        return table.set_axis([str(name) for name in table.columns], axis=1).reset_index(drop=True)
     if isinstance(table, Mapping):
         columns = {str(name): pandas.Series(_on_cpu(values)).reset_index(drop=True) for name, values in table.items()}
-        lengths = [len(column) for column in columns.values()]
-        if len(set(lengths)) > 1:
-            raise InputError(f"expected columns of one length, got {', '.join(map(str, lengths))}.")
+        if len(lengths := {len(column) for column in columns.values()}) > 1:
+            raise InputError(f"expected columns of one length, got {', '.join(map(str, sorted(lengths)))}.")
         return pandas.DataFrame(columns)
-    values = np.asarray(_on_cpu(table))
-    if values.ndim != 2:
-        raise ShapeError(
-            f"expected a table as a data frame, a dict of columns or an array (rows, columns), got {values.shape}."
-        )
-    return pandas.DataFrame(values, columns=[f"x{place}" for place in range(values.shape[1])])
+    if not isinstance(table, pandas.DataFrame):
+        values = np.asarray(_on_cpu(table))
+        if values.ndim != 2:
+            raise ShapeError(
+                f"expected a table as a data frame, a dict of columns or an array (rows, columns), got {values.shape}."
+            )
+        table = pandas.DataFrame(values).add_prefix("x")
+    return table.set_axis(table.columns.map(str), axis=1).reset_index(drop=True)
 
 
 def rows_as_text(frame: pandas.DataFrame) -> list[tuple[str, ...]]:
@@ -158,16 +137,12 @@ def rows_as_text(frame: pandas.DataFrame) -> list[tuple[str, ...]]:
     return list(zip(*(map(cell_text, column) for _, column in frame.items()), strict=True))
 
 
-def ordered_values(column: pandas.Series) -> NDArray[np.float64] | None:
-    """A column of numbers, or of dates in seconds, with NaN for missing ones; `None` for other columns."""
+def numbers_of(column: pandas.Series) -> NDArray[np.float64] | None:
+    """A column of numbers, with NaN for missing ones; `None` for other columns."""
     import pandas  # an extra: only tables need it
 
-    if pandas.api.types.is_numeric_dtype(column):
-        return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
-    if pandas.api.types.is_datetime64_dtype(column):
-        seconds = column.to_numpy().astype("datetime64[s]").astype(np.float64)
-        return np.where(column.isna().to_numpy(), np.nan, seconds)
-    return None
+    numeric = pandas.api.types.is_numeric_dtype(column)
+    return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan)) if numeric else None
 
 
 def _on_cpu(values: Any) -> Any:

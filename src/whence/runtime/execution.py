@@ -6,55 +6,24 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
-from inspect import isfunction, signature
 from numbers import Integral, Real
-from typing import Any, Literal, Protocol, TextIO, TypeVar, get_args
+from typing import Any, Literal, TextIO, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from whence.errors import InputError, LoaderError, TooLargeError, did_you_mean
+from whence.errors import InputError, LoaderError, TooLargeError
+from whence.runtime.checkpoint import Checkpoint, State
 from whence.runtime.memory import trim_heap
 from whence.runtime.processes import ALONE, Distributed, ProcessGroup
 
 T = TypeVar("T")
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 Precision = Literal["float32", "tf32", "fp16"]  # precision of the products in approximate structures
 
 
-def asks_back(decorated: Decorated) -> Decorated:
-    """Decorate a function, or all public methods of a class, to suggest a name for an unknown argument.
-
-    Examples:
-        >>> asks_back(lambda ridge: ridge)(rigde=1)
-        Traceback (most recent call last):
-        TypeError: <lambda>() got an unexpected argument 'rigde'. Did you mean 'ridge'?
-    """
-    if isinstance(decorated, type):
-        for name, method in list(vars(decorated).items()):
-            if isfunction(method) and (name == "__init__" or not name.startswith("_")):
-                setattr(decorated, name, asks_back(method))
-        return decorated
-    parameters = signature(decorated).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):  # it checks names itself
-        return decorated
-    known = [name for name in parameters if name != "self"]
-
-    @wraps(decorated)
-    def checked(*args: Any, **options: Any) -> Any:
-        for name in options.keys() - known:
-            called = decorated.__qualname__.removesuffix(".__init__")
-            raise TypeError(f"{called}() got an unexpected argument {name!r}.{did_you_mean(name, known)}")
-        return decorated(*args, **options)
-
-    return checked  # type: ignore[return-value] # wraps keeps the signature, which mypy does not know
-
-
-@asks_back
 @dataclass(frozen=True)
 class Execution:
     """How a fit runs. No option but `precision` changes the results beyond rounding error.
@@ -68,7 +37,7 @@ class Execution:
             half precision for its gradients. Outputs and residuals stay in the model's precision, sums in single or
             double precision. "fp16" may cost a thousandth of the rank correlation with the results in single precision
             (see `docs/benchmarks.md`), and fails for networks whose activations exceed 65,504.
-        generator: gives the seed of the random columns if `hessian_columns` uses some; by default the same every time.
+        seed: seed of the random columns, if `hessian_columns` uses some.
         checkpoint: a folder in which the sums of the fit are saved, so that the same call resumes there after a crash,
             with the same result, in any number of processes; see `docs/saving.md`.
         checkpoint_seconds: time between two checkpoints within a pass.
@@ -88,7 +57,7 @@ class Execution:
     max_memory: float | None = None
     dtype: torch.dtype = torch.float64
     precision: Precision = "tf32"
-    generator: torch.Generator | None = None
+    seed: int = 0
     checkpoint: str | os.PathLike[str] | None = None
     checkpoint_seconds: float = 60.0
     scratch: str | os.PathLike[str] | None = None
@@ -96,31 +65,25 @@ class Execution:
 
     def __post_init__(self) -> None:
         """Raise for options that no fit could use."""
-        chunk_size: Any = self.chunk_size
-        if chunk_size is not None and not (isinstance(chunk_size, Integral) and int(chunk_size) >= 1):
-            raise InputError(f"expected chunk_size to be a whole number of examples, at least 1, got {chunk_size!r}.")
-        memory: Any = self.max_memory
-        if memory is not None and not (isinstance(memory, Real) and 1 <= float(memory) < math.inf):
-            raise InputError(f"expected max_memory to be a number of bytes, at least 1, got {memory!r}.")
-        if self.dtype not in (torch.float32, torch.float64):
-            raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {self.dtype!r}.")
-        if self.precision not in get_args(Precision):
-            wanted = ", ".join(map(repr, get_args(Precision)))
-            raise InputError(f"expected precision to be one of {wanted}, got {self.precision!r}.")
-        seconds: Any = self.checkpoint_seconds
-        if not isinstance(seconds, Real) or not 0 <= float(seconds) < math.inf:
-            raise InputError(f"expected checkpoint_seconds as a number of seconds, not below zero, got {seconds!r}.")
-        for name in ("checkpoint", "scratch"):
-            folder: Any = getattr(self, name)
-            if folder is not None and not isinstance(folder, (str, os.PathLike)):
-                raise InputError(f"expected {name} to be the name of a folder, got {folder!r}.")
+        chunk, memory, seconds = self.chunk_size, self.max_memory, self.checkpoint_seconds
+        folders = [one is None or isinstance(one, (str, os.PathLike)) for one in (self.checkpoint, self.scratch)]
+        rules = {
+            "chunk_size": (chunk is None or _within(chunk, Integral, 1), "a whole number of examples, at least 1"),
+            "max_memory": (memory is None or _within(memory, Real, 1), "a number of bytes, at least 1"),
+            "dtype": (self.dtype in (torch.float32, torch.float64), "torch.float64 or torch.float32, for the algebra"),
+            "precision": (self.precision in get_args(Precision), f"one of {str(get_args(Precision))[1:-1]}"),
+            "seed": (isinstance(self.seed, Integral), "a whole number"),
+            "checkpoint_seconds": (_within(seconds, Real, 0), "a number of seconds, not below zero"),
+            "checkpoint": (folders[0], "the name of a folder"),
+            "scratch": (folders[1], "the name of a folder"),
+        }
+        for name, (fine, wanted) in rules.items():
+            if not fine:
+                raise InputError(f"expected {name} to be {wanted}, got {getattr(self, name)!r}.")
 
-    @property
-    def seed(self) -> int:
-        """Seed of the random mixtures of outputs."""
-        if self.generator is None:
-            return 0
-        return int(torch.randint(2**31, (1,), generator=self.generator, device=self.generator.device))
+
+def _within(value: Any, kind: type, least: float) -> bool:
+    return isinstance(value, kind) and least <= value < math.inf  # type: ignore[operator]  # of numbers
 
 
 def checked_execution(given: Any) -> Execution:
@@ -187,28 +150,12 @@ class Chunks:
             low = where.stop
 
 
-State = Mapping[str, Tensor]  # tensors by name, to which a pass adds in place
-
-
-class CheckpointWriter(Protocol):
-    """Saves and restores the states of passes."""
-
-    def begin(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
-        """Start the next pass and restore its state; return how many examples it includes, `None` for all."""
-
-    def save_if_due(self, done: int) -> None:
-        """Save the state, which includes `done` examples, if the last save was long ago."""
-
-    def finish(self) -> None:
-        """Save the state, which includes all examples."""
-
-
 @dataclass
 class Passes:
     """The passes of a fit over the training data: which processes share them, and where their sums are saved."""
 
     process_group: ProcessGroup = ALONE  # the processes that share the data
-    checkpoint: CheckpointWriter | None = None  # saves the state of each pass, only in the first process
+    checkpoint: Checkpoint | None = None  # saves the state of each pass, only in the first process
     checkpointed: bool = False  # whether any process saves states
     offset: int = 0  # index of this process's first example among all
     local_examples: int | None = None  # number of examples of this process; `None` for all
@@ -306,10 +253,8 @@ class Progress:
         self.enabled = enabled
         self._stream = stream
 
-    def track(
-        self, items: Iterable[T], label: str, total: int | None = None, tokens: Callable[[T], int] = lambda _: 0
-    ) -> Iterator[T]:
-        """Yield `items` and show the progress, with `tokens` per second if there are any.
+    def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+        """Yield `items` and show the progress.
 
         Examples:
             >>> list(Progress(enabled=False).track([1, 2], "counting"))
@@ -323,15 +268,12 @@ class Progress:
         pause = 0.1 if interactive else 10.0
         start = shown_at = time.monotonic()
         shown = False
-        done = read = 0
         try:
-            for item in items:
-                count = tokens(item)
+            for done, item in enumerate(items, start=1):
                 yield item
-                done, read = done + 1, read + count
                 now = time.monotonic()
                 if now - start > 1.0 and now - shown_at > pause:
-                    line = describe(label, done, total, now - start, read)
+                    line = describe(label, done, total, now - start)
                     stream.write(f"\r\x1b[2K{line}" if interactive else f"{line}\n")
                     stream.flush()
                     shown, shown_at = True, now
@@ -348,20 +290,17 @@ class Progress:
             stream.flush()
 
 
-def describe(label: str, done: int, total: int | None, elapsed: float, tokens: int = 0) -> str:
+def describe(label: str, done: int, total: int | None, elapsed: float) -> str:
     """One line of progress.
 
     Examples:
         >>> describe("curvature, batch", 5, 20, 10.0)
         'whence: curvature, batch 5 of 20, 10 s, 30 s left'
-        >>> describe("curvature, batch", 5, None, 10.0, 40_960)
-        'whence: curvature, batch 5, 10 s, 4,096 tokens a second'
     """
-    speed = f", {tokens / elapsed:,.0f} tokens a second" if tokens else ""
     if total is None or done == 0:
-        return f"whence: {label} {done}, {clock(elapsed)}{speed}"
+        return f"whence: {label} {done}, {clock(elapsed)}"
     left = elapsed / done * max(total - done, 0)
-    return f"whence: {label} {done} of {total}, {clock(elapsed)}, {clock(left)} left{speed}"
+    return f"whence: {label} {done} of {total}, {clock(elapsed)}, {clock(left)} left"
 
 
 def clock(seconds: float) -> str:

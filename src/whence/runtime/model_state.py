@@ -1,14 +1,15 @@
-"""Leaving a model as it was found: fingerprints of its weights, settings of torch, locks between threads, checks."""
+"""Leaving a model as it was found: fingerprints of its weights, a lock for threads, settings of torch, checks."""
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from whence.display import listing
-from whence.errors import InputError, NotDeterministicError
+from whence.errors import InputError, NotDeterministicError, StaleModelError, printable
 
 # --- Fingerprints -----------------------------------------------------------------------------------------------------
 
@@ -90,74 +91,98 @@ def fingerprint(model: nn.Module) -> dict[str, int]:
         return {name: checksum(one) if one.is_cuda else zlib.crc32(as_bytes(one)) for name, one in tensors.items()}
 
 
-# --- Settings of torch, shared by threads -----------------------------------------------------------------------------
+ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # in printed options, different in every process
 
 
-def after_fork(reset: Callable[[], None]) -> None:
-    """Call `reset` in forked processes, which do not inherit the threads."""
-    if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-        os.register_at_fork(after_in_child=reset)
+def describe_model(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """A model in words, for the file of a fit: what its modules print, and form and checksum of its tensors."""
+    first: dict[int, str] = {}
+    return {
+        "modules": {
+            name: f"{type(one).__name__}({ADDRESS.sub('0x', one.extra_repr())})"
+            for name, one in model.named_modules(remove_duplicate=False)
+        },
+        "tensors": {
+            name: [first.setdefault(id(one), name), str(tuple(one.shape)), str(one.dtype), checksum(one)]
+            for named in (model.named_parameters, model.named_buffers)
+            for name, one in named(remove_duplicate=False)
+        },
+    }
 
 
-class SharedSetting:
-    """A change of settings, made when the first thread enters and undone when the last one leaves.
+def check_same_model(described: Mapping[str, Any], model: nn.Module, same_torch: bool = True) -> None:
+    """Raise unless a model has this description; options of modules are compared for the same version of torch."""
+    here = describe_model(model)
+    modules, saved = here["modules"], described["modules"]
+    for name in dict.fromkeys([*modules, *saved]):
+        got, was = (each.get(name, "nothing") for each in (modules, saved))
+        if (got if same_torch else got.partition("(")[0]) != (was if same_torch else was.partition("(")[0]):
+            raise other_model(f"{name or 'the model'}: {got} where {name or 'the model'}: {was} was")
+    tensors, saved = here["tensors"], described["tensors"]
+    if odd := [name for name in [*tensors, *saved] if (name in tensors) != (name in saved)]:
+        raise other_model(f"another set of parameters and buffers ({listing(odd)})")
+    for name, (owner, shape, *_) in tensors.items():
+        if owner != saved[name][0]:
+            shared = f"shared its weights with {saved[name][0]} and now shares them with {owner}"
+            raise other_model(f"{name}, which {shared}")
+        if shape != saved[name][1]:
+            raise other_model(f"{name} of shape {shape} instead of {saved[name][1]}")
+    if changed := [name for name, row in tensors.items() if row != saved[name]]:
+        raise StaleModelError(
+            f"expected the weights and buffers that were fitted, got changes in {listing(changed)}. "
+            "Load the fitted weights into the model, in the same dtype, or fit and save again."
+        )
+
+
+def other_model(got: str) -> StaleModelError:
+    """The error for a model that is not the one that was fitted."""
+    return StaleModelError(
+        f"expected the model that was fitted, got {printable(got, 500)}. Build the same model, and load the fitted "
+        "weights."
+    )
+
+
+# --- One thread at a time ---------------------------------------------------------------------------------------------
+
+LOCKS = [threading.RLock()]  # the only one, which forked processes replace: they do not inherit the threads
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=lambda: LOCKS.__setitem__(0, threading.RLock()))
+
+
+@contextmanager
+def locked(model: nn.Module) -> Iterator[None]:
+    """Let no other thread use a model through whence, nor change settings and random states, which threads share.
+
+    A thread may lock again what it has already locked.
 
     Examples:
-        >>> @SharedSetting
-        ... @contextmanager
-        ... def door():
-        ...     print("open")
-        ...     yield
-        ...     print("closed")
-        >>> with door(), door():
-        ...     print("two inside")
-        open
-        two inside
-        closed
+        >>> with locked(nn.Linear(3, 4)), locked(nn.ReLU()):
+        ...     print("mine")
+        mine
     """
-
-    def __init__(self, change: Callable[[], AbstractContextManager[object]]) -> None:
-        self._change = change
-        self._undo = ExitStack()
-        self._reset()
-        after_fork(self._reset)
-
-    def _reset(self) -> None:
-        self._undo.close()
-        self._lock = threading.Lock()
-        self._inside = 0
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Enter and leave."""
-        with self._lock:
-            if self._inside == 0:
-                self._undo.enter_context(self._change())
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside = max(self._inside - 1, 0)
-                if self._inside == 0:
-                    self._undo.close()
-
-
-@SharedSetting
-@contextmanager
-def plain_kernels() -> Iterator[None]:
-    """Use kernels that support every kind of differentiation, without torch's warnings about them."""
-    with ExitStack() as stack:
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
-        mha.set_fastpath_enabled(False)
-        stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=Warning)
-        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"expected a torch.nn.Module as model, got {type(model).__name__}.")
+    with LOCKS[0]:
         yield
 
 
-@SharedSetting
+# --- Settings of torch ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Use kernels that support every kind of differentiation, without torch's warnings about them."""
+    fast = mha.get_fastpath_enabled()
+    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=Warning)
+        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+        mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            mha.set_fastpath_enabled(fast)
+
+
 @contextmanager
 def without_cudnn() -> Iterator[None]:
     """Disable cuDNN: its recurrent networks can be differentiated only in training mode."""
@@ -169,65 +194,36 @@ def without_cudnn() -> Iterator[None]:
         cudnn.enabled = before
 
 
-@SharedSetting
 @contextmanager
-def same_draws() -> Iterator[None]:
-    """Restore the random states of torch's CPU generator, numpy and Python afterwards."""
+def rounded_products(allowed: bool | None) -> Iterator[None]:
+    """Allow a GPU to round single-precision products to TF32, which is several times faster, or forbid it.
+
+    `None` keeps the setting of the caller, for convolutions too.
+
+    Examples:
+        >>> with rounded_products(True), rounded_products(False):
+        ...     print(torch.backends.cuda.matmul.allow_tf32)
+        False
+    """
+    before = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32
+    wanted = before[0] if allowed is None else allowed
+    torch.backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = wanted
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@contextmanager
+def same_draws(devices: Sequence[int]) -> Iterator[None]:
+    """Restore the random states of torch on the CPU and these GPUs, of numpy and Python afterwards."""
     ours, theirs = random.getstate(), np.random.get_state()  # noqa: NPY002  the global state is what is restored
-    with torch.random.fork_rng(devices=()):
+    with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
             random.setstate(ours)
             np.random.set_state(theirs)  # noqa: NPY002
-
-
-class _TF32:
-    """Which threads allow products to be rounded to TF32, and which forbid it."""
-
-    def __init__(self) -> None:
-        self._wishes: list[bool] = []
-        self._before = (False, False)
-        self._reset()
-        after_fork(self._reset)
-
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
-        if self._wishes:
-            self._wishes = []
-            self._set()
-
-    @contextmanager
-    def rounded(self, allowed: bool | None) -> Iterator[None]:
-        """Allow a GPU to round single-precision products to TF32, which is several times faster, or forbid it.
-
-        `None` keeps the setting of the caller. While any thread forbids it, nothing is rounded.
-
-        Examples:
-            >>> with rounded_products(True), rounded_products(False):
-            ...     print(torch.backends.cuda.matmul.allow_tf32)
-            False
-        """
-        with self._lock:
-            if not self._wishes:
-                self._before = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32
-            wish = self._before[0] if allowed is None else allowed
-            self._wishes.append(wish)
-            self._set()
-        try:
-            yield
-        finally:
-            with self._lock:
-                if wish in self._wishes:  # not so in a process forked meanwhile
-                    self._wishes.remove(wish)
-                    self._set()
-
-    def _set(self) -> None:
-        products, convolutions = self._before if not self._wishes else (all(self._wishes),) * 2
-        torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32 = products, convolutions
-
-
-rounded_products = _TF32().rounded
 
 
 @contextmanager
@@ -248,54 +244,6 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# --- One thread at a time ---------------------------------------------------------------------------------------------
-
-
-class _ModelLocks:
-    """Which thread uses which modules, and how often it has locked them."""
-
-    def __init__(self) -> None:
-        self._reset()
-        after_fork(self._reset)
-
-    def _reset(self) -> None:
-        self._released = threading.Condition()
-        self._owners: dict[int, list[int]] = {}  # for each module in use, its thread once per lock
-
-    @contextmanager
-    def locked(self, model: nn.Module) -> Iterator[None]:
-        """Lock a model and all its submodules, once no other thread uses any of them through whence.
-
-        A thread may lock again what it has already locked.
-
-        Examples:
-            >>> body = nn.Linear(3, 4)
-            >>> with locked(nn.Sequential(body, nn.ReLU())), locked(body):
-            ...     print("mine")
-            mine
-        """
-        if not isinstance(model, nn.Module):
-            raise InputError(f"expected a torch.nn.Module as model, got {type(model).__name__}.")
-        keys = {id(module) for module in model.modules()}
-        me = threading.get_ident()
-        with self._released:
-            self._released.wait_for(lambda: all(me in self._owners.get(key, (me,)) for key in keys))
-            for key in keys:
-                self._owners.setdefault(key, []).append(me)
-        try:
-            yield
-        finally:
-            with self._released:
-                for key in keys & self._owners.keys():
-                    self._owners[key].pop()
-                    if not self._owners[key]:
-                        del self._owners[key]
-                self._released.notify_all()
-
-
-locked = _ModelLocks().locked
-
-
 # --- A model left as it was found -------------------------------------------------------------------------------------
 
 
@@ -304,9 +252,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
     """Restore on exit everything that a forward pass may change, also after errors and interrupts.
 
     That is: gradients, `requires_grad`, values of buffers, attributes of every submodule (mode, hooks, caches), and the
-    random states of torch, numpy and Python. Inside, the caller's inference mode and autocast are off, no graph is
-    built by default, and embeddings do not rescale their rows: `check_model` has verified that none is longer than
-    `max_norm`. Other threads that use the model, or another model that shares a submodule, wait.
+    random states of torch, numpy and Python. Inside, the caller's inference mode and autocast are off, and no graph is
+    built by default. Other threads wait.
     """
     with ExitStack() as stack:
         stack.enter_context(locked(model))
@@ -316,16 +263,13 @@ def preserved(model: nn.Module) -> Iterator[None]:
         contents = [(one, one.copy()) for one in held]
         parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
         devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-        stack.enter_context(same_draws())
-        stack.enter_context(torch.random.fork_rng(devices=devices, enabled=bool(devices)))
+        stack.enter_context(same_draws(devices))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         for kind in {"cpu", *(p.device.type for p in model.parameters())}:
             stack.enter_context(torch.autocast(kind, enabled=False))
         buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         try:
-            for _, layer in _limited(model):
-                layer.max_norm = None  # it shortens rows of the weight in place
             yield
         finally:
             for now, before in contents:
@@ -348,8 +292,6 @@ def _ids(held: Any) -> Any:
 
 
 # --- What a model must be ---------------------------------------------------------------------------------------------
-
-ROUNDED = 1e-5  # share by which rows of an embedding may exceed its `max_norm`, as after it has shortened them
 
 
 def check_model(model: nn.Module) -> None:
@@ -380,30 +322,6 @@ def check_model(model: nn.Module) -> None:
                 )
             if not bool(torch.isfinite(parameter).all()):
                 raise InputError(f"expected finite weights, got NaN or infinity in {name}. The training has diverged.")
-        for name, layer in _limited(model):
-            _check_rows(name, layer)
-
-
-def _limited(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag]]:
-    """Embeddings with `max_norm`, whose forward pass shortens the rows it looks up, in place."""
-    found = [(name, one) for name, one in model.named_modules() if isinstance(one, (nn.Embedding, nn.EmbeddingBag))]
-    return [(name, one) for name, one in found if one.max_norm is not None]
-
-
-def _check_rows(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
-    """Raise for an embedding whose rows the next forward pass would shorten."""
-    assert layer.max_norm is not None
-    lengths = torch.linalg.vector_norm(layer.weight.detach().double(), layer.norm_type, dim=1)
-    rounding = max(ROUNDED, 4 * torch.finfo(layer.weight.dtype).eps)
-    long = int((lengths > layer.max_norm * (1 + rounding)).sum())
-    if long:
-        weight = f"model.{name}.weight" if name else "model.weight"
-        raise InputError(
-            f"expected rows of {weight} no longer than its max_norm={layer.max_norm:g}, got {long} of {len(lengths)} "
-            "that are: a forward pass would change them, and the model with them. Shorten them first, as it does: "
-            f"with torch.no_grad(): torch.embedding_renorm_({weight}, torch.arange({len(lengths)}), "
-            f"{layer.max_norm:g}, {layer.norm_type:g})."
-        )
 
 
 def check_evaluation_mode(model: nn.Module) -> None:

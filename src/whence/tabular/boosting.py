@@ -13,14 +13,13 @@ from torch import Tensor
 
 from whence.errors import InputError
 from whence.runtime.execution import Progress
-from whence.tabular.network import CHOOSING, Trained, mean_loss
+from whence.tabular.network import CHOOSING, Trained
 from whence.tabular.target import Target
 from whence.trees import TreeEnsemble
 
 LEARNING_RATE = 0.1
-MOST_TREES, STEP = 400, 50  # most trees of each output, and how many are grown between checks on validation rows
-# Tried in this order; other settings are scikit-learn's defaults.
-SETTINGS: tuple[dict[str, int], ...] = ({"max_leaf_nodes": 8}, {"max_leaf_nodes": 31})
+MOST_TREES, PATIENCE = 400, 25  # most trees of each output, and how many in a row that do not help end the trial
+LEAVES = (8, 31)  # of each tree, tried in this order; other settings are scikit-learn's defaults
 # Among validation losses within this factor, the first setting and the fewest trees win: tracing them takes less time.
 AS_GOOD = 1.005
 NODES_AT_ONCE = 2**20
@@ -30,17 +29,15 @@ NODES_AT_ONCE = 2**20
 class Trees:
     """Trees as plain arrays over all their nodes, which can be saved and do not need scikit-learn."""
 
-    feature: NDArray[numpy.int64]  # (nodes,) column that a node tests
-    threshold: NDArray[numpy.float64]  # (nodes,) numbers up to this go left
+    feature: NDArray[numpy.int64]  # (nodes,) input that a node tests
+    threshold: NDArray[numpy.float64]  # (nodes,) values up to this go left, unless the input is a category
     subset: NDArray[numpy.int64]  # (nodes,) row of `subsets` for a node that tests a category, -1 for other nodes
     subsets: NDArray[numpy.bool_]  # (subsets, categories) which categories go left
-    missing_left: NDArray[numpy.bool_]  # (nodes,) whether missing values go left
     left: NDArray[numpy.int64]  # (nodes,) the next node on the left; a leaf points to itself
     right: NDArray[numpy.int64]  # (nodes,) the same on the right
     values: NDArray[numpy.float64]  # (nodes,) value of a leaf
     roots: NDArray[numpy.int64]  # (trees,) first node of each tree
-    outputs: NDArray[numpy.int64]  # (trees,) the output that each tree adds to
-    base: NDArray[numpy.float64]  # (k,) outputs without trees
+    base: NDArray[numpy.float64]  # (k,) outputs without trees; trees add to the outputs in turn
 
     @property
     def is_leaf(self) -> NDArray[numpy.bool_]:
@@ -48,7 +45,7 @@ class Trees:
         return numpy.equal(self.left, numpy.arange(len(self.left)))
 
     def leaves(self, x: Any) -> NDArray[numpy.int64]:
-        """(n, trees) leaf of each row of (n, columns) in each tree, numbered over all trees together."""
+        """(n, trees) leaf of each row of (n, inputs) in each tree, numbered over all trees together."""
         rows, numbers = numpy.asarray(x, dtype=numpy.float64), self.is_leaf.cumsum() - 1
         step = max(1, NODES_AT_ONCE // len(self.roots))
         parts = [self._last_nodes(rows[low : low + step]) for low in range(0, max(len(rows), 1), step)]
@@ -57,27 +54,22 @@ class Trees:
 
     def _last_nodes(self, rows: NDArray[numpy.float64]) -> NDArray[numpy.int64]:
         nodes = numpy.tile(self.roots, (len(rows), 1))
-        row, tree = (place.ravel() for place in numpy.indices(nodes.shape))
-        is_leaf = self.is_leaf
         while True:
-            at = nodes[row, tree]
-            inner = ~is_leaf[at]
-            row, tree, at = row[inner], tree[inner], at[inner]
-            if not len(at):
-                return nodes
-            value, subset = rows[row, self.feature[at]], self.subset[at]
-            missing = numpy.isnan(value)
-            goes_left = numpy.where(missing, self.missing_left[at], value <= self.threshold[at])
-            category = (subset >= 0) & ~missing
+            value, subset = numpy.take_along_axis(rows, self.feature[nodes], axis=1), self.subset[nodes]
+            goes_left, category = value <= self.threshold[nodes], subset >= 0
             goes_left[category] = self.subsets[subset[category], value[category].astype(numpy.int64)]
-            nodes[row, tree] = numpy.where(goes_left, self.left[at], self.right[at])
+            further = numpy.where(goes_left, self.left[nodes], self.right[nodes])
+            if numpy.array_equal(further, nodes):
+                return nodes
+            nodes = further
 
     def ensemble(self, target: Target) -> TreeEnsemble:
         """The ensemble for `whence.fit`; classes are numbered."""
+        outputs = len(self.base)
         return TreeEnsemble(
             leaves=self.leaves,
             values=self.values[self.is_leaf][:, None],
-            outputs=None if len(self.base) == 1 else self.outputs,
+            outputs=None if outputs == 1 else numpy.arange(len(self.roots)) % outputs,
             base=self.base,
             likelihood=target.likelihood,
             shrinkage=LEARNING_RATE,
@@ -85,29 +77,24 @@ class Trees:
         )
 
 
-def read_trees(model: Any, columns: int) -> Trees:
-    """The trees of scikit-learn's histogram gradient boosting, in which categories come before all numbers."""
+def read_trees(model: Any) -> Trees:
+    """The trees of scikit-learn's histogram gradient boosting on inputs without missing values."""
     predictors = [one for iteration in model._predictors for one in iteration]
-    nodes = numpy.concatenate([one.nodes for one in predictors])
-    counts = [len(one.nodes) for one in predictors]
-    first = numpy.repeat(numpy.cumsum([0, *counts[:-1]]), counts)
-    bits = numpy.concatenate([one.raw_left_cat_bitsets for one in predictors]).astype(numpy.uint32)  # (subsets, 8)
-    subsets = (bits[:, :, None] >> numpy.arange(32, dtype=numpy.uint32) & 1).reshape(len(bits), 256).astype(bool)
-    sets = numpy.repeat(numpy.cumsum([0, *(len(one.raw_left_cat_bitsets) for one in predictors[:-1])]), counts)
-    is_leaf, own = nodes["is_leaf"].astype(bool), numpy.arange(len(nodes))
-    base = numpy.asarray(model._baseline_prediction, dtype=numpy.float64).reshape(-1)
+    nodes, counts = numpy.concatenate([one.nodes for one in predictors]), [len(one.nodes) for one in predictors]
+    roots, bits = numpy.cumsum([0, *counts[:-1]]), [one.raw_left_cat_bitsets for one in predictors]  # (subsets, 8) each
+    first, is_leaf, own = numpy.repeat(roots, counts), nodes["is_leaf"].astype(bool), numpy.arange(len(nodes))
+    subset = numpy.repeat(numpy.cumsum([0, *map(len, bits[:-1])]), counts) + nodes["bitset_idx"]
+    words = numpy.concatenate([*bits, numpy.zeros((1, 8), dtype=numpy.uint32)]).astype("<u4")  # never empty
     return Trees(
-        feature=nodes["feature_idx"].astype(numpy.int64).clip(0, columns - 1),
+        feature=numpy.where(is_leaf, 0, nodes["feature_idx"]).astype(numpy.int64),
         threshold=nodes["num_threshold"].astype(numpy.float64),
-        subset=numpy.where(nodes["is_categorical"].astype(bool), sets + nodes["bitset_idx"], -1).astype(numpy.int64),
-        subsets=subsets if len(subsets) else numpy.zeros((1, 256), dtype=bool),
-        missing_left=nodes["missing_go_to_left"].astype(bool),
+        subset=numpy.where(nodes["is_categorical"].astype(bool), subset, -1).astype(numpy.int64),
+        subsets=numpy.unpackbits(words.view(numpy.uint8), axis=1, bitorder="little").astype(bool),
         left=numpy.where(is_leaf, own, first + nodes["left"]).astype(numpy.int64),
         right=numpy.where(is_leaf, own, first + nodes["right"]).astype(numpy.int64),
         values=numpy.where(is_leaf, nodes["value"], 0.0).astype(numpy.float64),
-        roots=numpy.cumsum([0, *counts[:-1]]),
-        outputs=numpy.arange(len(predictors)) % len(base),
-        base=base,
+        roots=roots,
+        base=numpy.asarray(model._baseline_prediction, dtype=numpy.float64).reshape(-1),
     )
 
 
@@ -116,58 +103,47 @@ def grow(
 ) -> Trained:
     """Choose settings and the number of trees on folds of validation rows, and grow trees on all rows with them.
 
-    The first `categories` columns of the inputs hold codes of categories. Folds are masks (n,). The first `CHOOSING`
-    are used for the choice; the rows of the others are also predicted by trees that were grown without them.
+    The first `categories` inputs are codes of categories. Folds are masks (n,). The first `CHOOSING` are used for the
+    choice; the rows of the others are also predicted by trees that were grown without them.
     """
-    x, known = inputs.numpy(), torch.from_numpy(values)
-    mask = numpy.arange(x.shape[1]) < categories
+    # an extra: only tables need it
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-    def grown(rows: Any, trees: int, setting: dict[str, int]) -> Any:
-        return _model(target, mask, trees, setting).fit(x[rows], values[rows])
+    x = inputs.numpy()
+    kind = HistGradientBoostingClassifier if target.classes else HistGradientBoostingRegressor
+    options: dict[str, Any] = {"learning_rate": LEARNING_RATE, "random_state": 0, "n_iter_no_change": PATIENCE}
+    options["categorical_features"] = list(range(categories))
 
-    def last_outputs(model: Any, rows: Any) -> Tensor:
-        *_, outputs = _staged(model, x[rows], target)
-        return outputs  # type: ignore[no-any-return]  # of a model without annotations
+    def outputs(model: Any, rows: Any) -> Tensor:
+        found = model.decision_function(x[rows]) if target.classes else model.predict(x[rows])
+        return torch.from_numpy(numpy.asarray(found, dtype=numpy.float64).reshape(-1, target.outputs))
 
     usable = [fold.numpy() for fold in folds if len(numpy.unique(values[~fold.numpy()])) >= len(target.classes)]
     if not usable:
         raise InputError("expected rows of every class beside the validation rows, got none. Pass --model network.")
-    best, chosen, last = math.inf, SETTINGS[0], 1
-    for setting in progress.track(SETTINGS, "settings of trees tried:", len(SETTINGS)):
-        models = [(_model(target, mask, STEP, setting), fold) for fold in usable[:CHOOSING]]
-        loss = numpy.full(1, math.inf)
-        while loss.argmin() > len(loss) - STEP // 2 - 1 and len(loss) < MOST_TREES:
-            stages = []
-            for model, fold in models:
-                model.set_params(max_iter=min(len(loss) // STEP * STEP + STEP, MOST_TREES)).fit(x[~fold], values[~fold])
-                staged = _staged(model, x[fold], target)
-                stages.append([float(mean_loss(target, outputs, known[fold])) for outputs in staged])
-            loss = numpy.mean(stages, axis=0)
+    best, chosen, last = math.inf, LEAVES[0], 1
+    for leaves in progress.track(LEAVES, "sizes of trees tried:", len(LEAVES)):
+        curves = []  # validation losses without trees, and after each of them
+        for fold in usable[:CHOOSING]:
+            model = kind(max_iter=MOST_TREES, max_leaf_nodes=leaves, early_stopping=True, **options)
+            model.fit(x[~fold], values[~fold], X_val=x[fold], y_val=values[fold])
+            curves.append(-model.validation_score_)
+        longest = max(map(len, curves))
+        loss = numpy.mean([numpy.pad(curve, (0, longest - len(curve)), mode="edge") for curve in curves], axis=0)
         if loss.min() < best / AS_GOOD:
             enough = int((loss <= AS_GOOD * loss.min()).argmax())  # the smallest number of trees that is as good
-            best, chosen, last = float(loss.min()), setting, enough + 1
+            best, chosen, last = float(loss.min()), leaves, max(1, enough)
+
+    def grown(rows: Any) -> Any:
+        return kind(max_iter=last, max_leaf_nodes=chosen, early_stopping=False, **options).fit(x[rows], values[rows])
+
     held_out = torch.full((len(x), target.outputs), math.nan, dtype=torch.float64, device="cpu")
     for fold in usable:
-        held_out[torch.from_numpy(fold)] = last_outputs(grown(~fold, last, chosen), fold)
-    model = grown(slice(None), last, chosen)
-    trees, outputs = read_trees(model, x.shape[1]), last_outputs(model, slice(None))
-    gap = float(numpy.abs(trees.ensemble(target).raw(x) - outputs.numpy()).max())
-    if gap > 1e-6 * max(1.0, float(outputs.abs().max())):
+        held_out[torch.from_numpy(fold)] = outputs(grown(~fold), fold)
+    model = grown(slice(None))
+    trees, expected = read_trees(model), outputs(model, slice(None))
+    gap = float(numpy.abs(trees.ensemble(target).raw(x) - expected.numpy()).max())
+    if gap > 1e-6 * max(1.0, float(expected.abs().max())):
         raise RuntimeError(f"expected trees that predict as scikit-learn does, got predictions that differ by {gap:g}.")
-    settings = {"trees": len(trees.roots), "leaves": int(trees.is_leaf.sum()), "learning_rate": LEARNING_RATE, **chosen}
+    settings = {"trees": len(trees.roots), "leaves": int(trees.is_leaf.sum()), "max_leaf_nodes": chosen}
     return Trained(trees, held_out, settings)
-
-
-def _model(target: Target, mask: Any, trees: int, setting: dict[str, int]) -> Any:
-    # an extra: only tables need it
-    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-
-    kind = HistGradientBoostingRegressor if target.task == "regression" else HistGradientBoostingClassifier
-    options = {"learning_rate": LEARNING_RATE, "early_stopping": False, "random_state": 0, "warm_start": True}
-    return kind(max_iter=trees, categorical_features=mask if mask.any() else None, **options, **setting)
-
-
-def _staged(model: Any, x: Any, target: Target) -> Any:
-    """Yield the outputs (m, k) after each iteration."""
-    for stage in model.staged_predict(x) if target.task == "regression" else model.staged_decision_function(x):
-        yield torch.from_numpy(numpy.asarray(stage, dtype=numpy.float64).reshape(len(x), -1))

@@ -7,200 +7,92 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 
-from whence.display import listing
+if TYPE_CHECKING:
+    import pandas
 
-# Spellings of "no value", lower case.
-MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "nil", "?", "-", "--", "."})
-MISSING_CATEGORY = "(missing)"
-STYLES = ("plain", "thousands", "decimal comma")  # spellings of numbers: 1234.5, 1,234.5 and 1.234,5
-DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y")
+# Spellings of numbers: the cells to which each applies, and what is replaced there. 1234.5 is read in all of them.
+STYLES: dict[str, tuple[str, dict[str, str]]] = {
+    "decimal point": (r"(?!)", {}),
+    "thousands separator": (r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", {",": ""}),
+    "decimal comma": (r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d*", {".": "", ",": "."}),
+}
+LARGEST = 1e100  # numbers beyond this count as text: their squares could not be computed
+DAYS = ("%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d.%m.%Y", "%d-%m-%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y")
 # Tried in this order; of two that read a column equally well, the first wins.
-DATE_FORMATS = tuple(f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f") for day in DAYS)
+DATE_FORMATS = ("ISO8601", *(day + time for time in ("", " %H:%M", " %H:%M:%S") for day in DAYS))
 MOSTLY = 0.9  # share of the cells with a value that must read as a number, or a date, for the column to be one
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
-_DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d*")
-# Thousands separated by spaces, including thin ones.
-_SPACED = re.compile(r"[+-]?[1-9]\d{0,2}([ \u00a0\u2009\u202f]\d{3})+(?!\d)")
-_WITH_UNIT = re.compile(r"([+-]?[\d.,]*\d[.,]?)\s*((?:[^\W\d_]|°)\S*(?: [^\W\d_]\S*){0,2})")
-_ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
+MOSTLY_MISSING = 0.98  # columns with a larger share of missing values are excluded
+MAX_CATEGORIES = 24  # categories with their own input; the others share one
+MIN_CATEGORY_ROWS = 3  # rows that a category needs for its own input, in tables of 100 rows or more
+HEAVY_TAIL = 8.0  # robust standard deviations from the median; a column with values beyond is compressed
+MAX_DISTANCE = 1e9  # robust standard deviations from the median at which new values are clipped
+MISSING_CATEGORY, OTHER = "(missing)", "(other)"
+YEAR, WEEK, DAY = 365.2425, 7.0, 1.0
+IDENTIFIER = re.compile(r"(?i:(^|[_\s-])(id|uuid|guid|key|index|rowid|rownum|identifier)$)|[a-z](Id|ID|Key)$")
 
 
-def is_missing(texts: Any) -> Any:
-    """Which cells hold no value.
-
-    Examples:
-        >>> is_missing(["3", " ", "N/A", "0"]).tolist()
-        [False, True, True, False]
-    """
-    return numpy.fromiter((text.strip().lower() in MISSING for text in texts), dtype=bool, count=len(texts))
-
-
-def category_of(text: str) -> str:
-    """The category that a cell names.
+def parse_numbers(cells: pandas.Series, style: str) -> Any:
+    """(m,) numbers, with NaN for cells that are not numbers in this spelling. Currency and percent signs are ignored.
 
     Examples:
-        >>> category_of(" red "), category_of("?")
-        ('red', '(missing)')
-    """
-    bare = text.strip()
-    return MISSING_CATEGORY if bare.lower() in MISSING else bare
-
-
-def spelled_alike(counts: Counter[str]) -> list[list[str]]:
-    """Categories that differ only in upper and lower case or in spaces, the most frequent spelling first.
-
-    Examples:
-        >>> spelled_alike(Counter(["red", "red", "Red", "blue"]))
-        [['red', 'Red']]
-    """
-    groups: dict[str, list[str]] = {}
-    for name, _ in counts.most_common():
-        groups.setdefault(folded(name), []).append(name)
-    return [names for names in groups.values() if len(names) > 1]
-
-
-def folded(name: str) -> str:
-    """A category in lower case, with single spaces."""
-    return " ".join(name.casefold().split())
-
-
-def parse_numbers(texts: Any, style: str, unit: str = "") -> Any:
-    """Numbers, with NaN for cells that are not numbers in this spelling. Currency and percent signs are ignored.
-
-    Examples:
-        >>> parse_numbers(["1,234.5", "$7", "12%", "x"], "thousands").tolist()
+        >>> import pandas
+        >>> parse_numbers(pandas.Series(["1,234.5", "$7", "12 %", "x"]), "thousands separator").tolist()
         [1234.5, 7.0, 12.0, nan]
-        >>> parse_numbers(["1.234,5", "3,5", "1 234,50"], "decimal comma").tolist()
-        [1234.5, 3.5, 1234.5]
-        >>> parse_numbers(["1 year", "2 years", "3", "4 days"], "plain", unit="year").tolist()
-        [1.0, 2.0, 3.0, nan]
-    """
-    return numpy.fromiter((_parse_number(text, style, unit) for text in texts), dtype=numpy.float64, count=len(texts))
-
-
-def _parse_number(text: str, style: str, unit: str) -> float:
-    bare = _without_spaces(_without_signs(text))
-    if unit and (split := _WITH_UNIT.fullmatch(bare)) and _singular(split[2]) == unit:
-        bare = split[1]
-    if style == "thousands" and _THOUSANDS.fullmatch(bare):
-        bare = bare.replace(",", "")
-    elif style == "decimal comma" and _DECIMAL_COMMA.fullmatch(bare):
-        bare = bare.replace(".", "").replace(",", ".")
-    try:
-        return math.nan if "_" in bare else float(bare)  # Python accepts 1_000; people do not write it
-    except ValueError:
-        return math.nan
-
-
-def _without_signs(text: str) -> str:
-    return text.strip().lstrip("$€£").rstrip("$€£%").strip()
-
-
-def _without_spaces(text: str) -> str:
-    """A number without the spaces between its thousands."""
-    spaced = _SPACED.match(text) if " " in text or not text.isascii() else None
-    return "".join(spaced[0].split()) + text[spaced.end() :] if spaced else text
-
-
-def note_spaces(name: str, texts: Any, notes: list[str]) -> None:
-    """Add a note if numbers have spaces between thousands, as codes may have too."""
-    if any(_without_spaces(bare) != bare for bare in map(_without_signs, texts)):
-        notes.append(
-            f"{name!r} was read as numbers with spaces between thousands; if these are codes, put a letter before each"
-        )
-
-
-def units(texts: Any) -> Counter[str]:
-    """Units after numbers, in the singular, and how many cells have each.
-
-    Examples:
-        >>> units(["80 kg", "1.5kg", "3 years", "7"])
-        Counter({'kg': 2, 'year': 1})
-    """
-    found = (_WITH_UNIT.fullmatch(_without_spaces(text.strip())) for text in texts)
-    return Counter(_singular(one[2]) for one in found if one)
-
-
-def _singular(unit: str) -> str:
-    return unit.removesuffix("s") if len(unit) > 3 else unit
-
-
-def guess_spelling(texts: Any) -> tuple[str, str, Any]:
-    """The style that reads most cells, the unit of most of them (if one reads nearly all), and the values.
-
-    Examples:
-        >>> guess_spelling(["1,5", "2,75"])[0], guess_spelling(["120 mmHg", "95 mmHg"])[1]
-        ('decimal comma', 'mmHg')
-    """
-    plain = _guess_style(texts, "")
-    for unit, cells in units(texts).most_common(1) if numpy.isfinite(plain[2]).mean() < MOSTLY else ():
-        found = _guess_style(texts, unit)
-        if cells >= 0.5 * len(texts) and numpy.isfinite(found[2]).mean() >= MOSTLY:
-            return found
-    return plain
-
-
-def _guess_style(texts: Any, unit: str) -> tuple[str, str, Any]:
-    best = STYLES[0], unit, parse_numbers(texts, STYLES[0], unit)
-    for style in STYLES[1:] if numpy.isnan(best[2]).any() else ():
-        values = parse_numbers(texts, style, unit)
-        if numpy.isnan(values).sum() < numpy.isnan(best[2]).sum():
-            best = style, unit, values
-    return best
-
-
-def parse_dates(texts: Any, format_: str) -> Any:
-    """Days since 1970, with NaN for cells that are not dates in this format.
-
-    Examples:
-        >>> parse_dates(["1970-01-03", "1970-01-01T12:00", "soon"], "%Y-%m-%d").tolist()
-        [2.0, nan, nan]
-        >>> parse_dates(["1970-01-01T12:00:00Z"], "%Y-%m-%d %H:%M:%S").tolist()
-        [0.5]
+        >>> parse_numbers(pandas.Series(["1.234,5", "3,5"]), "decimal comma").tolist()
+        [1234.5, 3.5]
     """
     import pandas  # an extra: only tables need it
 
-    bare = [_ZONE.sub("", text.strip().replace("T", " ")) if ":" in text else text.strip() for text in texts]
-    parsed = pandas.to_datetime(pandas.Series(bare, dtype=object), format=format_, errors="coerce")
-    return ((parsed - pandas.Timestamp(0)) / pandas.Timedelta(days=1)).to_numpy(dtype=numpy.float64)
+    pattern, replacements = STYLES[style]
+    bare = cells.str.strip("$€£% ")
+    changed = bare
+    for old, new in replacements.items():
+        changed = changed.str.replace(old, new, regex=False)
+    if replacements:
+        bare = bare.mask(bare.str.fullmatch(pattern, na=False), changed)
+    values = pandas.to_numeric(bare, errors="coerce").to_numpy(dtype=numpy.float64)
+    return numpy.where(numpy.abs(values) <= LARGEST, values, numpy.nan)
 
 
-def guess_date_format(texts: Any) -> str | None:
+def guess_style(cells: pandas.Series) -> tuple[str, Any]:
+    """The spelling of numbers that reads most cells, the first of equals, and the values."""
+    read = {style: parse_numbers(cells, style) for style in STYLES}
+    best = max(STYLES, key=lambda style: numpy.isfinite(read[style]).sum())
+    return best, read[best]
+
+
+def parse_dates(cells: pandas.Series, format_: str) -> Any:
+    """(m,) days since 1970, in UTC where a cell has a time zone, with NaN for cells that are not dates in this format.
+
+    Examples:
+        >>> import pandas
+        >>> parse_dates(pandas.Series(["1970-01-03", "1970-01-01T12:00:00Z", "soon"]), "ISO8601").tolist()
+        [2.0, 0.5, nan]
+    """
+    import pandas  # an extra: only tables need it
+
+    parsed = pandas.to_datetime(cells, format=format_, errors="coerce", utc=True)
+    return ((parsed - pandas.Timestamp(0, tz="UTC")) / pandas.Timedelta(days=1)).to_numpy(dtype=numpy.float64)
+
+
+def guess_date_format(cells: pandas.Series) -> str | None:
     """The format that reads nearly all cells, or `None`.
 
     Examples:
-        >>> guess_date_format(["31/12/2020", "01/02/2021"])
+        >>> import pandas
+        >>> guess_date_format(pandas.Series(["31/12/2020", "01/02/2021"]))
         '%d/%m/%Y'
     """
-
-    def read(formats: Iterable[str], cells: Any) -> dict[str, float]:
-        shares = {one: float(numpy.isfinite(parse_dates(cells, one)).mean()) for one in formats}
-        return {one: share for one, share in shares.items() if share >= MOSTLY}
-
-    shares = read(read(DATE_FORMATS, texts[:200]), texts)
-    return max(shares, key=lambda one: shares[one], default=None)  # the first of ties
-
-
-MAX_CATEGORIES = 24  # categories with their own input; the others share one
-MAX_UNITS = 5  # endings of numbers that may be units
-MIN_CATEGORY_ROWS = 3  # rows that a category needs for its own input, in tables of 100 rows or more
-HEAVY_TAIL = 8.0  # robust standard deviations from the median; a column with values beyond is compressed
-MAX_DISTANCE = 1e9  # robust standard deviations from the median at which values are clipped
-MOSTLY_MISSING = 0.98  # columns with a larger share of missing values are excluded
-OTHER = "(other)"
-YEAR, WEEK, DAY = 365.2425, 7.0, 1.0
-IDENTIFIER = re.compile(r"(?i:(^|[_\s-])(id|uuid|guid|key|index|rowid|rownum|identifier)$)|[a-z](Id|ID|Key)$")
-SUBJECT = re.compile(  # names of subjects that several rows may be about
-    r"(?i:^(patient|subject|participant|respondent|person|customer|client|user|household|student|pupil|member|animal|"
-    r"account|device|machine|sensor)([_\s-]?(id|no|nr|num|number|code))?$)"
-)
+    shares = dict.fromkeys(DATE_FORMATS, 0.0)
+    for some in (cells.head(200), cells):
+        shares = {one: float(numpy.isfinite(parse_dates(some, one)).mean()) for one in shares}
+        shares = {one: share for one, share in shares.items() if share >= MOSTLY}
+    return max(shares, key=lambda one: shares[one], default=None)
 
 
 @dataclass(frozen=True)
@@ -210,8 +102,8 @@ class Scale:
     median: float
     spread: float
     compressed: bool
-    mean: float
-    std: float
+    mean: float = 0.0
+    std: float = 1.0
 
     @classmethod
     def of(cls, values: Any) -> Scale:
@@ -222,121 +114,69 @@ class Scale:
             >>> scale.apply(numpy.array([2.0])).tolist()
             [0.0]
         """
-        if not len(values):
-            return cls(0.0, 1.0, False, 0.0, 1.0)
-        unit = float(numpy.abs(values).max()) or 1.0  # the squares of values above 1e154 would overflow
-        low, middle, high = numpy.percentile(values / unit, [25, 50, 75])
-        spread = min(unit * float((high - low) / 1.349 or (values / unit).std()), 1e308) or 1.0
-        rough = cls(float(unit * middle), spread, False, 0.0, 1.0)
-        rough = replace(rough, compressed=bool(numpy.abs(rough.distance(values)).max() > HEAVY_TAIL))
-        scaled = rough.apply(values)
-        std = float(scaled.std())
-        varies = std > 1e-9 * max(1.0, float(numpy.abs(scaled).max()))
-        return replace(rough, mean=float(scaled.mean()), std=std if varies else 1.0)
+        low, median, high = numpy.percentile(values, [25, 50, 75])
+        spread = float((high - low) / 1.349 or values.std()) if numpy.ptp(values) else 1.0
+        compressed = bool(numpy.abs(values - median).max() > HEAVY_TAIL * spread)
+        scale = cls(float(median), spread, compressed)
+        scaled = scale.apply(values)
+        return replace(scale, mean=float(scaled.mean()), std=float(scaled.std()) or 1.0)
 
     def apply(self, values: Any) -> Any:
         """Standardized values; NaN stays NaN."""
-        clipped = numpy.clip(self.distance(values), -MAX_DISTANCE, MAX_DISTANCE)
-        return ((numpy.arcsinh(clipped) if self.compressed else clipped) - self.mean) / self.std
-
-    def distance(self, values: Any) -> Any:
-        """(values - median) / spread, without overflow in the difference; infinite where the quotient overflows."""
-        with numpy.errstate(over="ignore"):
-            return 2.0 * ((values / 2 - self.median / 2) / self.spread)
+        distance = (values - self.median) / self.spread
+        scaled = numpy.arcsinh(distance) if self.compressed else distance.clip(-MAX_DISTANCE, MAX_DISTANCE)
+        return (scaled - self.mean) / self.std
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """Shared by numbers and dates: a scale, and possibly an input that marks missing values."""
+class Numeric:
+    """A column of numbers, or of dates, with the position of a date in the year, the week and the day if these vary.
+
+    A missing value is replaced by the mean, and a further input marks it if there were any in training.
+    """
 
     name: str
+    kind: Literal["number", "date"]
+    format: str  # of numbers, one of `STYLES`; or of dates
     scale: Scale
-    missing_input: bool
-    cycles: tuple[float, ...] = field(default=(), kw_only=True)  # days within which the position of a date matters
-
-    def parse(self, cells: Any) -> Any:
-        """(m,) values, NaN for missing ones."""
-        raise NotImplementedError
+    gaps: bool  # whether an input marks missing values
+    cycles: tuple[float, ...] = ()  # days within which the position of a date matters
 
     @property
     def inputs(self) -> list[str]:
         """Names of the inputs."""
         waves = [f"{self.name} {wave} {period:g} days" for period in self.cycles for wave in ("sin", "cos")]
-        return [self.name, *waves, *([f"{self.name} {MISSING_CATEGORY}"] if self.missing_input else [])]
+        return [self.name, *waves, *([f"{self.name} {MISSING_CATEGORY}"] if self.gaps else [])]
 
-    def encode(self, cells: Any) -> Any:
+    @property
+    def description(self) -> str:
+        """What the column holds, in words."""
+        return f"{self.kind}, {self.format}" + ", heavy-tailed" * self.scale.compressed + ", with gaps" * self.gaps
+
+    def parse(self, cells: pandas.Series) -> Any:
+        """(m,) numbers, or days since 1970; NaN for missing ones."""
+        return (parse_numbers if self.kind == "number" else parse_dates)(cells, self.format)
+
+    def encode(self, cells: pandas.Series, codes: bool = False) -> Any:
         """(m, inputs): scaled values, with zero (the mean) for missing ones, and an input that marks them."""
         values = self.parse(cells)
         angles = [2 * math.pi * values / period for period in self.cycles]
         inputs = [self.scale.apply(values), *(wave(angle) for angle in angles for wave in (numpy.sin, numpy.cos))]
-        known = numpy.isfinite(values)
-        marks = [(~known).astype(float)] if self.missing_input else []
-        return numpy.stack([*(numpy.where(known, one, 0.0) for one in inputs), *marks], axis=1)
+        marks = [numpy.isnan(values).astype(float)] if self.gaps else []
+        return numpy.stack([*(numpy.where(numpy.isnan(values), 0.0, one) for one in inputs), *marks], axis=1)
 
-    def features(self, cells: Any) -> Any:
-        """(m, 1 + periods) for trees, which need no scale: values, and positions in each period; NaN if missing."""
-        values = self.parse(cells)
-        values = numpy.where(numpy.isfinite(values), values, numpy.nan)
-        return numpy.stack([values, *(values % period for period in self.cycles)], axis=1)
-
-    def unrecognized(self, cells: Any) -> Any:
+    def unrecognized(self, cells: pandas.Series) -> Any:
         """Which cells hold text that cannot be read as a value."""
-        return ~numpy.isfinite(self.parse(cells)) & ~is_missing(cells)
+        return numpy.isnan(self.parse(cells)) & cells.notna().to_numpy()
 
-
-@dataclass(frozen=True)
-class Number(_Measured):
-    """A column of numbers. A missing one is replaced by the mean, and a second input marks it."""
-
-    style: str
-    kind: str = "number"
-    unit: str = ""
-
-    @property
-    def description(self) -> str:
-        """What the column holds, in words."""
-        unit = f" ({self.unit})" if self.unit else ""
-        return f"number{unit}" + ", heavy-tailed" * self.scale.compressed + ", with gaps" * self.missing_input
-
-    def parse(self, cells: Any) -> Any:
-        """(m,) numbers."""
-        return parse_numbers(cells, self.style, self.unit)
-
-    def clipped(self, cells: Any) -> Any:
-        """Which cells hold numbers so far from the median that they are clipped."""
-        return numpy.abs(self.scale.distance(self.parse(cells))) > MAX_DISTANCE
-
-    def display(self, cells: Any) -> Any:
-        """The numbers, as integers if all of them are whole."""
+    def display(self, cells: pandas.Series) -> Any:
+        """Numbers, as integers if all of them are whole; or dates."""
         values = self.parse(cells)
-        whole = numpy.isfinite(values).all() and (values % 1 == 0).all() and numpy.abs(values).max() < 2**53
+        if self.kind == "date":
+            seconds = (numpy.nan_to_num(values) * 86_400).round().astype("datetime64[s]")
+            return numpy.where(numpy.isnan(values), numpy.datetime64("NaT", "s"), seconds)
+        whole = (values % 1 == 0).all() and numpy.abs(values).max(initial=0) < 2**53
         return values.astype(numpy.int64) if whole else values
-
-
-@dataclass(frozen=True)
-class Date(_Measured):
-    """A column of dates: time itself, and the position in the year, the week and the day if these vary."""
-
-    format: str
-    kind: str = "date"
-
-    @property
-    def description(self) -> str:
-        """What the column holds, in words."""
-        return f"date, {self.format.replace('%', '')}" + ", with gaps" * self.missing_input
-
-    def parse(self, cells: Any) -> Any:
-        """(m,) days since 1970."""
-        return parse_dates(cells, self.format)
-
-    def display(self, cells: Any) -> Any:
-        """Dates, which have an order; text if some cells cannot be read."""
-        days = self.parse(cells)
-        known = numpy.isfinite(days)
-        if not (known | is_missing(cells)).all():
-            return numpy.array([category_of(cell) for cell in cells], dtype=object)
-        seconds = numpy.where(known, days, 0.0) * 86_400
-        return numpy.where(known, seconds.round().astype("datetime64[s]"), numpy.datetime64("NaT", "s"))
 
 
 @dataclass(frozen=True)
@@ -346,7 +186,7 @@ class Category:
     name: str
     levels: tuple[str, ...]
     other: bool
-    kind: str = "category"
+    kind: Literal["category"] = "category"
 
     @property
     def inputs(self) -> list[str]:
@@ -358,37 +198,35 @@ class Category:
         """What the column holds, in words."""
         return f"{len(self.levels)} categories" + " and others" * self.other
 
-    def encode(self, cells: Any) -> Any:
-        """(m, inputs); an unseen category is encoded like a rare one, or as zeros if none was rare."""
-        return (self.features(cells) == numpy.arange(len(self.inputs))).astype(float)
+    def encode(self, cells: pandas.Series, codes: bool = False) -> Any:
+        """(m, inputs) indicators, or (m, 1) numbers of the categories if `codes`.
 
-    def features(self, cells: Any) -> Any:
-        """(m, 1) for trees: the number of the category; rare ones share the last number, unseen ones are NaN."""
-        codes = {level: float(code) for code, level in enumerate(self.levels)}
-        unseen = float(len(self.levels)) if self.other else numpy.nan
-        return numpy.array([[codes.get(label, unseen)] for label in self.display(cells)])
+        An unseen category is encoded like a rare one, or as zeros if none was rare.
+        """
+        import pandas  # an extra: only tables need it
 
-    def unrecognized(self, cells: Any) -> Any:
+        found = pandas.Index(self.levels).get_indexer(self.display(cells))[:, None]
+        found = numpy.where(found < 0, len(self.levels), found)
+        return found if codes else (found == numpy.arange(len(self.inputs))).astype(float)
+
+    def unrecognized(self, cells: pandas.Series) -> Any:
         """Which cells hold a category that was not in training; rare and new ones cannot be distinguished."""
-        return numpy.isnan(self.features(cells)[:, 0])
+        return ~numpy.isin(self.display(cells), self.levels) & (not self.other)
 
-    def display(self, cells: Any) -> Any:
+    def display(self, cells: pandas.Series) -> Any:
         """The categories."""
-        return numpy.array([category_of(cell) for cell in cells], dtype=object)
+        return cells.fillna(MISSING_CATEGORY).to_numpy(dtype=object)
 
 
-Column = Number | Category | Date
+Column = Numeric | Category
 
 
 def column_from_json(fields: dict[str, Any]) -> Column:
     """The column whose `dataclasses.asdict` was written as JSON."""
-    kinds: dict[str, type[Column]] = {"number": Number, "category": Category, "date": Date}
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    if given["kind"] not in kinds:
-        raise ValueError(f"expected a column of kind number, category or date, got {given['kind']!r}")
-    if "scale" in given:
-        given["scale"] = Scale(**given["scale"])
-    return kinds[given["kind"]](**given)
+    if given["kind"] == "category":
+        return Category(**given)
+    return Numeric(**{**given, "scale": Scale(**given["scale"])})
 
 
 @dataclass(frozen=True)
@@ -400,107 +238,66 @@ class ExcludedColumn:
     identifier: bool = False
 
 
-def detect_column(name: str, cells: Any, notes: list[str], rows: Any = None) -> Column | ExcludedColumn:
+def detect_column(cells: pandas.Series, notes: list[str]) -> Column | ExcludedColumn:
     """Detect what a column holds from the text of the training rows; guesses and repairs are noted.
 
-    `rows` are the numbers of the training rows in the file, to detect columns that only repeat them.
+    The index of the cells are the numbers of the rows in the file.
     """
-    missing = is_missing(cells)
-    filled = cells[~missing]
-    different = {cell.strip() for cell in filled}
-    if not len(filled):
-        return ExcludedColumn(name, "no value in any row")
-    if missing.mean() > MOSTLY_MISSING:
-        return ExcludedColumn(name, f"no value in {missing.mean():.1%} of the rows")
-    if len(different) == 1 and not missing.any():
-        return ExcludedColumn(name, f"the same value in all rows ({_short(different.pop())})")
-    style, unit, values = guess_spelling(filled)
+    name, filled = str(cells.name), cells.dropna()
+    missing, different = 1 - len(filled) / len(cells), filled.nunique()
+    if missing > MOSTLY_MISSING:
+        return ExcludedColumn(name, f"no value in {missing:.1%} of the rows")
+    if different == 1 and not missing:
+        return ExcludedColumn(name, f"the same value in all rows ({examples(filled)})")
+    style, values = guess_style(filled)
     readable = numpy.isfinite(values)
-    gaps = bool(missing.any() or not readable.all())
-    odd = f"(such as {examples(filled[~readable])})"
     if readable.mean() >= MOSTLY:
-        if readable.all() and _numbers_the_rows(name, values, None if rows is None else rows[~missing]):
+        if readable.all() and _numbers_the_rows(name, values, filled.index.to_numpy()):
             return ExcludedColumn(name, "numbers the rows", identifier=True)
-        if not readable.all():
-            text = f"{name!r} holds text in {(~readable).sum()} of {len(filled)} cells {odd}"
-            notes.append(f"{text}; treated as missing numbers")
-        note_spaces(name, filled[readable], notes)
-        return Number(name, Scale.of(values[readable]), gaps, style, unit=unit)
+        return _detect_numeric(name, "number", style, cells, values, notes)
     format_ = guess_date_format(filled)
     if format_ is not None:
-        return _detect_date(name, format_, filled, bool(missing.any()), notes)
-    endings = units(filled)
+        return _detect_numeric(name, "date", format_, cells, parse_dates(filled, format_), notes)
     if readable.mean() >= 0.5:
-        notes.append(f"{name!r} mixes numbers ({readable.mean():.0%}) and text {odd}; taken as categories")
-    elif 1 < len(endings) <= MAX_UNITS and endings.total() >= MOSTLY * len(filled):
-        notes.append(
-            f"{name!r} holds numbers with different endings ({listing(list(map(repr, endings)), MAX_UNITS)}), taken "
-            "as text; if these are units, convert the numbers to one of them"
-        )
-    return _detect_category(name, cells, len(different), len(filled), notes)
+        odd = f"{readable.mean():.0%}) and text (such as {examples(filled[~readable])}"
+        notes.append(f"{name!r} mixes numbers ({odd}); taken as categories")
+    if different > 20 and different > 0.5 * len(filled):
+        unique = different > 0.9 * len(filled)
+        text = "a different text in nearly every row" if unique else "too many different texts"
+        return ExcludedColumn(name, f"{text} ({different:,})", identifier=unique)
+    counts = cells.fillna(MISSING_CATEGORY).value_counts()
+    fewest = MIN_CATEGORY_ROWS if len(cells) >= 100 else 1
+    frequent = sorted(counts.head(MAX_CATEGORIES).index[counts.head(MAX_CATEGORIES) >= fewest])
+    return Category(name, tuple(frequent), len(frequent) < len(counts))
 
 
 def _numbers_the_rows(name: str, values: Any, rows: Any) -> bool:
     """Whether distinct whole numbers only number the rows: by name, without a gap, or as the file does."""
-    if not (values == numpy.round(values)).all() or len(values) < 5 or len(numpy.unique(values)) < len(values):
+    if (values % 1).any() or len(values) < 5 or len(numpy.unique(values)) < len(values):
         return False
-    dense = values.max() - values.min() == len(values) - 1
-    in_order = rows is not None and numpy.ptp(values - rows) == 0
-    return bool(dense or in_order or IDENTIFIER.search(name))
+    dense = numpy.ptp(values) == len(values) - 1
+    return bool(dense or numpy.ptp(values - rows) == 0 or IDENTIFIER.search(name))
 
 
-def _detect_date(name: str, format_: str, filled: Any, missing: bool, notes: list[str]) -> Column:
-    days = parse_dates(filled, format_)
-    readable = numpy.isfinite(days)
-    known = days[readable]
+def _detect_numeric(
+    name: str, kind: Literal["number", "date"], format_: str, cells: pandas.Series, values: Any, notes: list[str]
+) -> Numeric:
+    """A column of numbers or dates, from all its cells and the values of those that are not missing."""
+    filled, readable = cells.dropna(), numpy.isfinite(values)
+    known = values[readable]
+    if not readable.all():
+        text = f"{name!r} holds text in {(~readable).sum()} of {len(filled)} cells"
+        notes.append(f"{text} (such as {examples(filled[~readable])}); treated as missing {kind}s")
     if format_.startswith("%m/%d") and numpy.isfinite(parse_dates(filled, format_.replace("%m/%d", "%d/%m"))).all():
         notes.append(f"{name!r} could be month/day or day/month; month/day was used")
-    if not readable.all():
-        odd = examples(filled[~readable])
-        notes.append(f"{name!r} holds {(~readable).sum()} cells that are not dates (such as {odd})")
-    # Cycles that the dates go through, and within which they vary.
-    cycles = [one for one in (YEAR, WEEK) if numpy.ptp(known) >= one and numpy.ptp(known % one) > 0.01 * one]
-    cycles += [DAY] * bool((known % 1 != 0).any())
-    return Date(name, Scale.of(known), missing or not readable.all(), format_, cycles=tuple(cycles))
+    cycles: list[float] = []
+    if kind == "date":  # those that the dates go through, and within which they vary
+        cycles = [one for one in (YEAR, WEEK) if numpy.ptp(known) >= one and numpy.ptp(known % one) > 0.01 * one]
+        cycles += [DAY] * bool((known % 1).any())
+    return Numeric(name, kind, format_, Scale.of(known), len(known) < len(cells), tuple(cycles))
 
 
-def _detect_category(name: str, cells: Any, different: int, filled: int, notes: list[str]) -> Column | ExcludedColumn:
-    if different > 20 and different > 0.5 * filled:
-        unique = different > 0.9 * filled
-        text = "a different text in nearly every row" if unique else "too many different texts"
-        return ExcludedColumn(name, f"{text} ({different:,})", identifier=unique)
-    counts = Counter(category_of(cell) for cell in cells)
-    if len(counts) == 1:
-        return ExcludedColumn(name, f"the same value in all rows ({_short(next(iter(counts)))})")
-    alike = spelled_alike(counts)
-    if alike:
-        notes.append(
-            f"{name!r} spells {listing([' and '.join(map(repr, names)) for names in alike], 3)} with upper and lower "
-            "case or spaces as the only difference; taken as different categories"
-        )
-    fewest = MIN_CATEGORY_ROWS if len(cells) >= 100 else 1
-    frequent = [level for level, count in counts.most_common(MAX_CATEGORIES) if count >= fewest]
-    return Category(name, tuple(sorted(frequent)), len(frequent) < len(counts))
-
-
-def describe_styles(columns: Iterable[Column]) -> list[str]:
-    """One line for each spelling of numbers other than Python's, and for each unit, with the columns that use it."""
-    found: dict[str, list[str]] = {}
-    for column in columns:
-        if isinstance(column, Number) and column.style != "plain":
-            ending = " separator" * (column.style == "thousands")
-            found.setdefault(f"with a {column.style}{ending}", []).append(repr(column.name))
-        if isinstance(column, Number) and column.unit:
-            found.setdefault(f"as numbers, without the unit {column.unit!r}", []).append(repr(column.name))
-    several = {how: f"{len(names)} columns were read {how}: {listing(names, 3)}" for how, names in found.items()}
-    return [f"{names[0]} was read {how}" if len(names) == 1 else several[how] for how, names in found.items()]
-
-
-def examples(cells: Any) -> str:
+def examples(cells: pandas.Series) -> str:
     """The first three different cells."""
-    return ", ".join(_short(cell) for cell in list(dict.fromkeys(cells))[:3])
-
-
-def _short(cell: str) -> str:
-    bare = " ".join(cell.split())
-    return repr(bare if len(bare) <= 24 else bare[:21] + "...")
+    short = [cell if len(cell) <= 24 else cell[:21] + "..." for cell in cells.unique()[:3]]
+    return ", ".join(repr(" ".join(cell.split())) for cell in short)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 import torch
@@ -27,36 +26,15 @@ from whence.report.usual import UsualValues, frame_of
 from whence.runtime.execution import Progress
 from whence.runtime.model_state import one_thread
 from whence.tabular.boosting import Trees, grow
-from whence.tabular.columns import (
-    MAX_DISTANCE,
-    Column,
-    ExcludedColumn,
-    Number,
-    column_from_json,
-    describe_styles,
-    detect_column,
-    examples,
-    is_missing,
-)
-from whence.tabular.files import TextTable
+from whence.tabular.columns import STYLES, Column, ExcludedColumn, column_from_json, detect_column, examples
 from whence.tabular.network import Trained, build_network, choose_width, initialize, mean_loss, train
-from whence.tabular.target import (
-    RowSplit,
-    Target,
-    Task,
-    check_row_count,
-    detect_target,
-    drop_copies,
-    find_column,
-    group_labels,
-    split_rows,
-    suspicious_columns,
-)
+from whence.tabular.target import RowSplit, Target, Task, detect_target, find_column, leak_notes, split_rows
 
-FORMAT = "whence table"
-VERSION = 5
-DESCRIPTION, TRAINING, FIT = "table.json", "training.safetensors", "fit.whence"
-WEIGHTS = {"network": "network.safetensors", "trees": "trees.safetensors"}
+if TYPE_CHECKING:
+    import pandas
+
+FORMAT, VERSION = "whence table", 6
+DESCRIPTION, ARRAYS, FIT = "table.json", "table.safetensors", "fit.whence"
 Learner = Literal["network", "trees"]
 
 LARGE_MEAN = 1e4  # standard deviations of the target: with a larger mean, few of the digits shown carry information
@@ -67,7 +45,7 @@ FAR_FROM_OPTIMUM = 0.1  # a fit recenters if the Newton change, the remaining mo
 
 @dataclass(frozen=True)
 class TableModel:
-    """How rows become inputs, and how outputs become predictions."""
+    """How rows become inputs, and how outputs become predictions. Tables are data frames of `as_text`."""
 
     columns: tuple[Column, ...]  # those that are used
     excluded: tuple[ExcludedColumn, ...]  # those that are not, and why
@@ -77,62 +55,47 @@ class TableModel:
 
     @property
     def inputs(self) -> list[str]:
-        """Names of the network's inputs."""
+        """Names of the model's inputs."""
         return [name for column in self.columns for name in column.inputs]
 
     def network(self) -> nn.Sequential:
         """The network, without its weights."""
         return build_network(len(self.inputs), self.width, self.target)
 
-    def encode(self, table: TextTable) -> Tensor:
-        """(m, inputs) the rows of a table. For trees, columns of categories come first, and missing values are NaN."""
-        absent = [column.name for column in self.columns if column.name not in table.columns]
+    def encode(self, frame: pandas.DataFrame) -> Tensor:
+        """(m, inputs) the rows of a table. For trees, codes of categories come first."""
+        absent = [column.name for column in self.columns if column.name not in frame.columns]
         if absent:
             raise InputError(
                 f"expected the columns that the model was trained with, got none named "
-                f"{listing(list(map(repr, absent)), 8)}. Columns there are: {listing(list(table.columns), 20)}."
-                + did_you_mean(absent[0], table.columns)
+                f"{listing(list(map(repr, absent)), 8)}. Columns there are: {listing(list(frame.columns), 20)}."
+                + did_you_mean(absent[0], frame.columns)
             )
-        if self.learner == "trees":
-            ordered = sorted(self.columns, key=lambda column: column.kind != "category")
-            features = [column.features(table.columns[column.name]) for column in ordered]
-            return torch.from_numpy(numpy.concatenate(features, axis=1).astype(numpy.float64))
-        encoded = [column.encode(table.columns[column.name]) for column in self.columns]
+        trees = self.learner == "trees"
+        ordered = sorted(self.columns, key=lambda column: trees and column.kind != "category")
+        encoded = [column.encode(frame[column.name], codes=trees) for column in ordered]
         return torch.from_numpy(numpy.concatenate(encoded, axis=1).astype(numpy.float32))
 
-    def unrecognized(self, table: TextTable) -> list[str]:
+    def unrecognized(self, frame: pandas.DataFrame) -> list[str]:
         """Values that were never in a column in training, in words."""
         notes = []
         for column in self.columns:
-            cells = table.columns[column.name]
-            odd = column.unrecognized(cells)
-            if odd.any():
-                new = "a category that was not in the training data"
-                what = new if column.kind == "category" else f"text that is not a {column.kind}"
-                rows = f"{int(odd.sum())} of {len(odd)} rows"
-                notes.append(f"{column.name!r} holds {what} in {rows}, such as {examples(cells[odd])}")
-        return notes + self.clipped(table)
+            odd = frame[column.name][column.unrecognized(frame[column.name])]
+            what = "a category that was not in the training data"
+            what = what if column.kind == "category" else f"text that is not a {column.kind}"
+            if len(odd):
+                rows = f"{len(odd)} of {len(frame)} rows"
+                notes.append(f"{column.name!r} holds {what} in {rows}, such as {examples(odd)}")
+        return notes
 
-    def clipped(self, table: TextTable) -> list[str]:
-        """Extreme numbers that are clipped, in words."""
-        numbers = {one.name: one for one in self.columns if isinstance(one, Number)}
-        far = {name: table.columns[name][one.clipped(table.columns[name])] for name, one in numbers.items()}
-        return [
-            f"{name!r} holds extreme values in {len(cells)} of {len(table)} rows, such as {str(cells[0])!r}; clipped "
-            f"to {MAX_DISTANCE:g} standard deviations from the median"
-            for name, cells in far.items()
-            if len(cells)
-        ]
-
-    def shown(self, table: TextTable) -> dict[str, Any]:
+    def shown(self, frame: pandas.DataFrame) -> pandas.DataFrame:
         """The columns of a table in readable form."""
-        return {column.name: column.display(table.columns[column.name]) for column in self.columns}
+        return frame_of({column.name: column.display(frame[column.name]) for column in self.columns})
 
-    def targets(self, table: TextTable) -> Any:
+    def targets(self, frame: pandas.DataFrame) -> Any:
         """(m,) targets as numbers, NaN if missing; all NaN if the table has no such column."""
-        if self.target.name not in table.columns:
-            return numpy.full(len(table), numpy.nan)
-        return self.target.parse(table.columns[self.target.name])
+        known = self.target.name in frame.columns
+        return self.target.parse(frame[self.target.name]) if known else numpy.full(len(frame), numpy.nan)
 
     def fitted_with(self, predictor: nn.Module | Trees, inputs: Tensor, values: Any) -> tuple[Any, Any]:
         """Model and data for `whence.fit` and `whence.load`."""
@@ -160,7 +123,7 @@ class TableModel:
 class Prepared:
     """A table before the training."""
 
-    table: TextTable  # all rows
+    frame: pandas.DataFrame  # all rows
     model: TableModel  # how rows become inputs
     split: RowSplit  # which rows train
     values: Any  # (m,) all targets, NaN if missing
@@ -182,15 +145,16 @@ class FittedTable:
     settings: dict[str, Any] | None = None  # of the training; `None` if the fit was loaded
     validation: dict[Learner, float] | None = None  # errors of all models tried: RMSE or log loss
 
-    def impossible(self, table: TextTable) -> list[str]:
+    def impossible(self, frame: pandas.DataFrame) -> list[str]:
         """For each row why its input cannot be right, given the usual values of the training rows; or ""."""
-        return self.usual.impossible(frame_of(self.model.shown(table)))
+        return self.usual.impossible(self.model.shown(frame))
 
-    def batches(self, inputs: Tensor) -> Any:
-        """Encoded rows as input of the tracer."""
+    def batches(self, frame: pandas.DataFrame) -> Any:
+        """The rows of a table as input of the tracer."""
+        inputs = self.model.encode(frame)
         return inputs if self.model.learner == "trees" else list(inputs.split(BATCH))
 
-    def training_examples(self, table: TextTable, inputs: Tensor) -> Tensor | None:
+    def training_examples(self, frame: pandas.DataFrame) -> Tensor | None:
         """(m,) the training example that each row is, by its number and its encoded cells, or -1; `None` for numbers.
 
         A training row does not count as support of its own class.
@@ -198,23 +162,17 @@ class FittedTable:
         if not self.model.target.classes:
             return None
         order = numpy.argsort(self.rows)
-        places = order[numpy.searchsorted(self.rows, table.rows, sorter=order).clip(max=len(order) - 1)]
-        known = self.inputs[torch.from_numpy(places)]
-        same = ((known == inputs) | known.isnan() & inputs.isnan()).all(1).numpy() & (self.rows[places] == table.rows)
-        return torch.from_numpy(numpy.where(same, places, -1))
+        places = order[numpy.searchsorted(self.rows, frame.index, sorter=order).clip(max=len(order) - 1)]
+        same = (self.inputs[torch.from_numpy(places)] == self.model.encode(frame)).all(1).numpy()
+        return torch.from_numpy(numpy.where(same & (self.rows[places] == frame.index), places, -1))
 
-    def explain(self, table: TextTable, top: int = 5) -> Explanation:
+    def explain(self, frame: pandas.DataFrame, top: int = 5) -> Explanation:
         """Verdicts on rows of a table."""
-        inputs = self.model.encode(table)
-        return self.tracer.explain(self.batches(inputs), top=top, examples=self.training_examples(table, inputs))
-
-    def row_batches(self, table: TextTable) -> Any:
-        """The rows of a table as input of the tracer."""
-        return self.batches(self.model.encode(table))
+        return self.tracer.explain(self.batches(frame), top=top, examples=self.training_examples(frame))
 
 
 def prepare(
-    table: TextTable,
+    frame: pandas.DataFrame,
     target: str,
     task: Task | None = None,
     ignore: Sequence[str] = (),
@@ -229,50 +187,45 @@ def prepare(
     The task and the width of the hidden layers are guessed if `None`. `test` is the share of held-out rows. Rows with
     the same value in the column `groups` are held out together.
     """
-    names, notes = list(table.columns), list(table.notes)
-    name = find_column(target, names)
-    ignored = {find_column(one, names): "by --ignore" for one in ignore}
-    labels = None
+    names, notes = list(frame.columns), list[str]()
+    left_out = {find_column(one, names): "by --ignore" for one in ignore}
     if groups is not None:
-        ignored[find_column(groups, names)] = "names the groups"
-        labels = group_labels(table.columns[find_column(groups, names)])
-    check_row_count(int((~is_missing(table.columns[name])).sum()), name)
-    detected = detect_target(name, table.columns[name], task, notes)
-    values = detected.parse(table.columns[name])
-    split = split_rows(values, detected, test, seed, labels)
-    if labels is not None:
+        left_out[find_column(groups, names)] = "names the groups"
         notes.append(
             f"rows with the same {groups!r} are held out together, in testing, validation and the calibration of "
             "intervals; Ho, HeC3 and doubts leave out single rows"
         )
+    detected = detect_target(frame[find_column(target, names)], task, notes)
+    values = detected.parse(frame[target])
+    split = split_rows(values, detected, test, seed, None if groups is None else frame[groups])
+    rows = frame.iloc[split.train]
     if len(split.unlabelled):
-        notes.append(f"rows without a value of {name!r}: {len(split.unlabelled):,}; predicted, but not trained on")
+        notes.append(f"rows without a value of {target!r}: {len(split.unlabelled):,}; predicted, but not trained on")
     if detected.task == "regression":
         mean, std = float(values[split.train].mean()), float(values[split.train].std()) or 1.0
         detected = replace(detected, shift=mean, scale=std)
         if abs(mean) > LARGE_MEAN * std:
             notes.append(
-                f"{name!r} varies little ({std:.3g}) around its mean ({mean:.3g}); subtract the mean from the column "
+                f"{target!r} varies little ({std:.3g}) around its mean ({mean:.3g}); subtract the mean from the column "
                 "to see more digits"
             )
     found = [
-        ExcludedColumn(one, ignored[one])
-        if one in ignored
-        else detect_column(one, table.columns[one][split.train], notes, table.rows[split.train])
-        for one in names
-        if one != name
+        ExcludedColumn(name, left_out[name]) if name in left_out else detect_column(rows[name], notes)
+        for name in names
+        if name != target
     ]
-    found = drop_copies(found, table.take(split.train), name)
-    columns = tuple(one for one in found if not isinstance(one, ExcludedColumn))
-    notes += suspicious_columns(found, table.take(split.train), detected, grouped=labels is not None)
     excluded = tuple(one for one in found if isinstance(one, ExcludedColumn))
+    columns = tuple(one for one in found if not isinstance(one, ExcludedColumn))
     if not columns:
         reasons = "; ".join(f"{one.name!r}: {one.reason}" for one in excluded[:5]) or "it has no other column"
-        raise InputError(f"expected columns to predict {name!r} from, got none that can be used ({reasons}).")
+        raise InputError(f"expected columns to predict {target!r} from, got none that can be used ({reasons}).")
+    for style in list(STYLES)[1:]:
+        read = [repr(one.name) for one in columns if one.kind == "number" and one.format == style]
+        notes += [f"read with a {style}: {listing(read)}"] if read else []
+    notes += leak_notes(columns, rows, detected)
     inputs = sum(len(column.inputs) for column in columns)
     width = width or choose_width(inputs, detected.outputs, len(split.train))
-    model = TableModel(columns, excluded, detected, width)
-    return Prepared(table, model, split, values, (*notes, *describe_styles(columns), *model.clipped(table)))
+    return Prepared(frame, TableModel(columns, excluded, detected, width), split, values, tuple(notes))
 
 
 def fit_table(
@@ -288,26 +241,38 @@ def fit_table(
     `seed` sets the initial weights of the network.
     """
     split, target = prepared.split, prepared.model.target
-    values, train = prepared.values[split.train], prepared.table.take(split.train)
+    values, rows = prepared.values[split.train], prepared.frame.iloc[split.train]
+    folds = [torch.from_numpy(numpy.isin(split.train, some)) for some in split.validation]
     learners: list[Learner] = ["network", "trees"] if learner == "auto" else [learner]
     models = [replace(prepared.model, learner=one) for one in learners]
-    inputs = [model.encode(train) for model in models]
-    folds = [torch.from_numpy(numpy.isin(split.train, rows)) for rows in split.validation]
-    trained = [_train(model, x, values, folds, seed, progress) for model, x in zip(models, inputs, strict=True)]
+    inputs = [model.encode(rows) for model in models]
+    trained = [_train(*given, values, folds, seed, Progress(progress)) for given in zip(models, inputs, strict=True)]
     known = torch.stack([torch.isfinite(one.held_out).all(1) for one in trained]).all(0)
     losses = [float(mean_loss(target, one.held_out[known], torch.from_numpy(values)[known])) for one in trained]
     at = losses.index(min(losses))
-    model, x, best = models[at], inputs[at], trained[at]
-    tracer = _fit(model, x, values, best, structure, progress)
+    model, best = models[at], trained[at]
+    tracer = _fit(model, inputs[at], values, best, structure, progress)
     intervals = None
     if target.task == "regression":
         intervals = Intervals.of(tracer, torch.from_numpy(values).unsqueeze(1) - best.held_out)
         losses = [target.scale * loss**0.5 for loss in losses]
-    usual, errors = UsualValues.of(frame_of(model.shown(train))), dict(zip(learners, losses, strict=True))
-    return FittedTable(model, best.predictor, tracer, x, values, train.rows, intervals, usual, best.settings, errors)
+    return FittedTable(
+        model=model,
+        predictor=best.predictor,
+        tracer=tracer,
+        inputs=inputs[at],
+        values=values,
+        rows=rows.index.to_numpy(copy=True),
+        intervals=intervals,
+        usual=UsualValues.of(model.shown(rows)),
+        settings=best.settings,
+        validation=dict(zip(learners, losses, strict=True)),
+    )
 
 
-def _train(model: TableModel, inputs: Tensor, values: Any, folds: list[Tensor], seed: int, progress: bool) -> Trained:
+def _train(
+    model: TableModel, inputs: Tensor, values: Any, folds: list[Tensor], seed: int, progress: Progress
+) -> Trained:
     """Train small tables with one thread: several wait for each other, and on a busy machine that takes minutes."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn: only tables need it
 
@@ -315,10 +280,10 @@ def _train(model: TableModel, inputs: Tensor, values: Any, folds: list[Tensor], 
     with one_thread(few), threadpool_limits(1 if few else None, user_api="openmp"):
         if model.learner == "trees":
             categories = sum(column.kind == "category" for column in model.columns)
-            return grow(model.target, inputs, categories, values, folds, Progress(progress))
+            return grow(model.target, inputs, categories, values, folds, progress)
         network = model.network()
         initialize(network, torch.Generator("cpu").manual_seed(seed))
-        return train(network, model.target, inputs, torch.from_numpy(values), folds, Progress(progress))
+        return train(network, model.target, inputs, torch.from_numpy(values), folds, progress)
 
 
 def _fit(model: TableModel, inputs: Tensor, values: Any, trained: Trained, structure: str, progress: bool) -> Tracer:
@@ -363,30 +328,27 @@ def ridge(target: Target, weight_decay: float, rows: int) -> float:
 def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None:
     """Write a fitted table to a folder atomically, without pickles or anything that is ever run.
 
-    `table.json` holds columns, target and `about`, which says how the model was trained. `network.safetensors` holds
-    the weights of a network, `trees.safetensors` the nodes of trees. `training.safetensors` holds the encoded training
-    rows, which verdicts need, the sorted values of each column of numbers, which define what is usual, and the
-    calibration of intervals. `fit.whence` holds the fit itself.
+    `table.json` holds columns, target and `about`, which says how the model was trained. `table.safetensors` holds the
+    weights of a network, or the nodes of trees; the encoded training rows, which verdicts need; the sorted values of
+    each column of numbers, which define what is usual; and the calibration of intervals. `fit.whence` holds the fit.
     """
-    with replacing_folder(folder, DESCRIPTION) as new:
-        description = {"format": FORMAT, "version": VERSION, "whence": __version__, **asdict(fitted.model)}
-        (new / DESCRIPTION).write_text(json.dumps({**description, "about": about}, indent=1), encoding="utf-8")
-        predictor = fitted.predictor
-        if isinstance(predictor, Trees):
-            weights = {name: torch.from_numpy(nodes) for name, nodes in vars(predictor).items()}
-        else:
-            weights = predictor.state_dict()
-        save_file(weights, new / WEIGHTS[fitted.model.learner])
-        numbers = {"values": fitted.values, "rows": fitted.rows.astype("int64")}
-        numbers["constant"] = numpy.float64(fitted.usual.constant)
-        numbers |= {f"usual.{name}": values for name, values in fitted.usual.measured().items()}
-        training = {name: torch.as_tensor(values, device="cpu") for name, values in numbers.items()}
-        training["inputs"] = fitted.inputs
-        if fitted.intervals is not None:
-            training |= {f"intervals.{name}": values for name, values in vars(fitted.intervals).items()}
-        if fitted.tracer.held_out is not None:
-            training["held_out"] = fitted.tracer.held_out
-        save_file(training, new / TRAINING)
+    predictor, usual, intervals, held_out = fitted.predictor, fitted.usual, fitted.intervals, fitted.tracer.held_out
+    parts: dict[str, Mapping[str, Any]] = {
+        "predictor": vars(predictor) if isinstance(predictor, Trees) else predictor.state_dict(),
+        "training": {"inputs": fitted.inputs, "values": fitted.values, "rows": fitted.rows, "held_out": held_out},
+        "usual": usual.numbers,
+        "intervals": {} if intervals is None else vars(intervals),
+    }
+    arrays = {
+        f"{part}.{name}": torch.as_tensor(value, device="cpu").contiguous()
+        for part, named in parts.items()
+        for name, value in named.items()
+        if value is not None
+    }
+    description = {"format": FORMAT, "version": VERSION, "whence": __version__, **asdict(fitted.model), "about": about}
+    with replacing_folder(folder) as new:
+        (new / DESCRIPTION).write_text(json.dumps(description, indent=1), encoding="utf-8")
+        save_file(arrays, new / ARRAYS)
         fitted.tracer.save(new / FIT)
 
 
@@ -395,83 +357,63 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
     description = read_description(folder)
     try:
         model = TableModel.from_json(description)
-        weights = load_file(folder / WEIGHTS[model.learner])
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, array in load_file(folder / ARRAYS).items():
+            part, _, name = name.partition(".")
+            parts.setdefault(part, {})[name] = array
         predictor: nn.Module | Trees
         if model.learner == "trees":
-            predictor = Trees(**{name: nodes.numpy() for name, nodes in weights.items()})
+            predictor = Trees(**{name: nodes.numpy() for name, nodes in parts["predictor"].items()})
         else:
             predictor = model.network().eval()
-            predictor.load_state_dict(weights)
-        training = load_file(folder / TRAINING)
-        inputs, values, rows = training["inputs"], training["values"].numpy(), training["rows"].numpy()
-        calibrated, numbers = (
-            {name.removeprefix(part): one for name, one in training.items() if name.startswith(part)}
-            for part in ("intervals.", "usual.")
-        )
-        intervals = Intervals(**calibrated) if model.target.task == "regression" else None
-        known = {name: one.numpy() for name, one in numbers.items()}
-        usual = UsualValues(known, {}, frozenset(), float(training["constant"]))
+            predictor.load_state_dict(parts["predictor"])
+        inputs, values, rows = (parts["training"][name] for name in ("inputs", "values", "rows"))
+        intervals = Intervals(**parts["intervals"]) if model.target.task == "regression" else None
+        usual = UsualValues({name: one.numpy() for name, one in parts.get("usual", {}).items()})
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptArtifactError(
             f"expected a table saved by `whence table --save` in {folder}, got damaged files: {reason}. Save it again."
         ) from error
-    tracer = load(folder / FIT, *model.fitted_with(predictor, inputs, values), progress=progress)
-    tracer = replace(tracer, held_out=training.get("held_out"))
-    return FittedTable(model, predictor, tracer, inputs, values, rows, intervals, usual)
+    tracer = load(folder / FIT, *model.fitted_with(predictor, inputs, values.numpy()), progress=progress)
+    tracer = replace(tracer, held_out=parts["training"].get("held_out"))
+    return FittedTable(model, predictor, tracer, inputs, values.numpy(), rows.numpy(), intervals, usual)
 
 
-def read_description(
-    folder: Path, file: str = DESCRIPTION, kind: tuple[str, int] = (FORMAT, VERSION)
-) -> dict[str, Any]:
-    """The description of a saved table, or of another kind."""
-    path = folder / file
+def read_description(folder: Path) -> dict[str, Any]:
+    """The description of a saved table."""
+    path = folder / DESCRIPTION
     if not path.is_file():
-        raise InputError(
-            f"expected a folder saved by `whence table --save`, got {folder}, which "
-            + (f"has no {file}." if folder.is_dir() else "is a file." if folder.exists() else "does not exist.")
-        )
+        raise InputError(f"expected a folder written by `whence table --save`, got {folder}, which has no {path.name}.")
     try:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        format_, version = description["format"], description["version"]
+        kind = description["format"], description["version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptArtifactError(f"expected the description of a saved fit, got damaged JSON: {path}.") from error
-    if (format_, version) != kind:
+        raise CorruptArtifactError(f"expected the description of a saved table, got damaged JSON: {path}.") from error
+    if kind != (FORMAT, VERSION):
         raise CorruptArtifactError(
-            f"expected {kind[0]!r} of version {kind[1]} in {path}, got {format_!r} of version {version!r}. "
-            f"It may come from another version of whence; this is {__version__}."
+            f"expected {FORMAT!r} of version {VERSION} in {path}, got {kind[0]!r} of version {kind[1]!r}. It may come "
+            f"from another version of whence; this is {__version__}."
         )
     return description
 
 
 @contextmanager
-def replacing_folder(folder: Path, mark: str) -> Iterator[Path]:
-    """A folder to write to, which replaces another once it is complete, and is removed on an error.
-
-    The other folder must be empty, or contain a file with the name `mark`.
-    """
-    check_folder(folder, mark)
-    part = folder.parent / f".whence-{secrets.token_hex(8)}.part"
-    part.mkdir()
-    try:
-        yield part
-        old = part.with_suffix(".old")
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write to, which replaces another once it is complete, and is removed on an error."""
+    check_folder(folder)
+    with tempfile.TemporaryDirectory(prefix=".whence-", suffix=".part", dir=folder.absolute().parent) as scratch:
+        new = Path(scratch, "new")
+        new.mkdir()
+        yield new
         if folder.exists():
-            os.replace(folder, old)
-        os.replace(part, folder)
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+            os.replace(folder, Path(scratch, "old"))
+        os.replace(new, folder)
 
 
-def check_folder(folder: Path | None, mark: str = DESCRIPTION) -> None:
-    """Raise if saving would fail, or would overwrite something else; without a folder nothing is saved."""
-    if folder is None:
-        return
+def check_folder(folder: Path) -> None:
+    """Raise if saving would fail, or would overwrite something else than a saved table."""
     if not folder.absolute().parent.is_dir():
         raise InputError(f"expected a folder that exists to save in, got {folder.parent}. Make it first.")
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"expected the name of a folder to save to, got the file {folder}.")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / mark).is_file():
+    if folder.exists() and not (folder / DESCRIPTION).is_file() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InputError(f"expected a new folder to save to, got {folder}, which contains other files. Choose another.")

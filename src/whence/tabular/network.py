@@ -8,7 +8,7 @@ longer changes. There is no early stopping: only the weight decay prevents overf
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -80,11 +80,12 @@ def initialize(network: nn.Module, generator: torch.Generator) -> None:
                 nn.init.uniform_(parameter, -bound, bound, generator)
 
 
-WEIGHT_DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)  # from strong to weak
-FIRST = 4  # index of the weight decay that is tried first
+# In the order in which they are tried: a middle one, all stronger ones, whose optimum is soon reached, and weaker ones
+# until one is no better.
+WEIGHT_DECAYS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-4, 1e-4, 3e-5)
 STEPS = 50  # steps of L-BFGS in a round, after which convergence is checked
 CHOOSING = 3  # most folds of validation rows that choose the weight decay
-ROUNDS = 4  # most rounds for each weight decay; as many again for the chosen one
+ROUNDS = 4  # most rounds for each weight decay; twice as many for the chosen one
 LAST_ROUNDS = 30  # most rounds on all training rows
 TRIAL_TOLERANCE, TOLERANCE = 1e-3, 5e-5  # relative changes of the loss in a round at which training ends
 AS_GOOD = 1.01  # among validation losses within this factor, the stronger decay wins: its optimum is reached sooner
@@ -115,61 +116,36 @@ def train(
     Folds are masks (n,) of validation rows. The first `CHOOSING` choose the weight decay. The rows of the others are
     also predicted by networks trained without them, with the chosen weight decay.
     """
-    choosing = folds[:CHOOSING]
-    losses: dict[float, float] = {}
-    weights: dict[float, list[dict[str, Tensor]]] = {}
+    State = dict[str, Tensor]
 
-    def train_without(start: dict[str, Tensor], fold: Tensor, decay: float, rounds: int) -> dict[str, Tensor]:
-        """Train without the fold. Returns the final weights, which stay in the network."""
+    def train_without(fold: Tensor, start: State, decay: float, rounds: int) -> tuple[State, Tensor]:
+        """Train without a fold: the weights, and the outputs for its rows."""
         network.load_state_dict(start)
         _minimize_mean(network, target, inputs[~fold], values[~fold], decay, rounds, TRIAL_TOLERANCE)
-        return deepcopy(network.state_dict())
+        with torch.no_grad():
+            return deepcopy(network.state_dict()), network(inputs[fold]).double()
 
-    def trial(decay: float, first: list[dict[str, Tensor]]) -> float:
-        """Train without each fold in turn, and return the mean validation loss."""
-        total, weights[decay] = 0.0, []
-        for fold, before in zip(choosing, first, strict=True):
-            weights[decay].append(train_without(before, fold, decay, ROUNDS))
-            with torch.no_grad():
-                total += float(mean_loss(target, network(inputs[fold]), values[fold]))
-        losses[decay] = total / len(choosing) if math.isfinite(total) else math.inf  # NaN counts as worst
-        return losses[decay]
-
-    first = deepcopy(network.state_dict())
-    for decay in progress.track(_decays_to_try(losses), "weight decays tried, at most:", len(WEIGHT_DECAYS)):
-        trial(decay, [first] * len(choosing))
-    chosen = max(decay for decay, loss in losses.items() if loss <= AS_GOOD * min(losses.values()))
-    while True:
-        loss = trial(chosen, weights[chosen])  # starts from the end of the first trial
-        stronger = {decay: losses[decay] for decay in losses if decay > chosen}
-        if loss <= AS_GOOD * min(stronger.values(), default=math.inf):
+    first, choosing = deepcopy(network.state_dict()), folds[:CHOOSING]
+    losses: dict[float, float] = {}
+    weights: dict[float, list[State]] = {}
+    for decay in progress.track(WEIGHT_DECAYS, "weight decays tried, at most:", len(WEIGHT_DECAYS)):
+        trials = [train_without(fold, first, decay, ROUNDS) for fold in choosing]
+        weights[decay] = [trained for trained, _ in trials]
+        known = zip(choosing, trials, strict=True)
+        loss = sum(float(mean_loss(target, outputs, values[fold])) for fold, (_, outputs) in known)
+        losses[decay] = loss if math.isfinite(loss) else math.inf
+        if decay < WEIGHT_DECAYS[0] and losses[decay] > min(losses.values()):
             break
-        chosen = min(stronger, key=lambda decay: (stronger[decay], -decay))
+    chosen = max(decay for decay, loss in losses.items() if loss <= AS_GOOD * min(losses.values()))
     if losses[chosen] == math.inf:
         raise InputError("expected a training that converges, got losses that are not finite. Look for extreme values.")
-    for fold in progress.track(folds[len(choosing) :], "training without some rows, part", len(folds) - len(choosing)):
-        weights[chosen].append(train_without(first, fold, chosen, 2 * ROUNDS))
+    starts = [*weights[chosen], *[first] * (len(folds) - len(choosing))]
     held_out = torch.full((len(inputs), target.outputs), math.nan, dtype=torch.float64, device="cpu")
-    for fold, without in zip(folds, weights[chosen], strict=True):
-        network.load_state_dict(without)
-        with torch.no_grad():
-            held_out[fold] = network(inputs[fold]).double()
-    network.load_state_dict(weights[chosen][0])
+    for fold, start in progress.track(zip(folds, starts, strict=True), "training without some rows, part", len(folds)):
+        held_out[fold] = train_without(fold, start, chosen, 2 * ROUNDS)[1]
+    network.load_state_dict(starts[0])
     _minimize_mean(network, target, inputs, values, chosen, LAST_ROUNDS, TOLERANCE, progress)
     return Trained(network.eval(), held_out, {"weight_decay": chosen})
-
-
-def _decays_to_try(losses: dict[float, float]) -> Iterator[float]:
-    """The first decay, all stronger ones, whose optimum is soon reached, and weaker ones until one is no better.
-
-    The caller adds the losses in between.
-    """
-    yield from WEIGHT_DECAYS[FIRST::-1]
-    for decay in WEIGHT_DECAYS[FIRST + 1 :]:
-        best = min(losses.values())
-        yield decay
-        if not losses[decay] < best:
-            return
 
 
 def _minimize_mean(network: nn.Module, target: Target, inputs: Tensor, values: Tensor, *how: Any) -> None:

@@ -1,8 +1,8 @@
-"""Predictions of rows with variances and verdicts, as data frames, their scores, and what they say about labels."""
+"""Predictions of rows with variances and verdicts, as data frames, and their scores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,16 +10,13 @@ import numpy
 
 from whence.display import number
 from whence.influence.intervals import LEVEL
-from whence.influence.training import WrongLabels, wrong_labels
 from whence.results import Uncertainty
-from whence.tabular.files import TextTable
 from whence.tabular.fitted import FittedTable
-from whence.tabular.target import Target
 
 if TYPE_CHECKING:
     import pandas
 
-DOUBTFUL = 2.0  # standard deviations beyond which the other rows contradict a number
+CHECK_INPUT = "check the input"  # the verdict on impossible rows, which their columns show and no network
 EXPLAIN_WORK = 3e12  # floating-point operations of all verdicts, about a minute on two cores
 
 
@@ -38,7 +35,7 @@ class RowPredictions:
     The verdict, and the numbers behind it, are empty if none was requested.
     """
 
-    table: TextTable
+    rows: pandas.DataFrame  # as in the file
     fitted: FittedTable  # the model of the predictions
     values: Any  # (m,) observed values, NaN if missing
     frame: pandas.DataFrame
@@ -47,39 +44,50 @@ class RowPredictions:
 
     def scores(self, which: Any = slice(None)) -> list[Score]:
         """Scores of the predictions of some rows, if their targets are known."""
-        rows = numpy.arange(len(self.table))[which]
+        rows = numpy.arange(len(self.rows))[which]
         rows = rows[numpy.isfinite(self.values[rows])]
         values, frame, target = self.values[rows], self.frame.iloc[rows], self.fitted.model.target
-        if len(rows) and target.task == "regression":
-            return score_numbers(values, *(frame[name].to_numpy() for name in ("prediction", "lower", "upper")))
-        return score_classes(values.astype(int), self.probabilities[rows], target.classes) if len(rows) else []
+        if not len(rows):
+            return []
+        if target.classes:
+            return score_classes(values.astype(int), self.probabilities[rows], target.classes)
+        return score_numbers(values, *(frame[name].to_numpy() for name in ("prediction", "lower", "upper")))
 
-    def rows_frame(self, part: list[str] | None = None, labels: Mapping[str, Any] | None = None) -> pandas.DataFrame:
-        """One line for each row of the file: its number, its identifiers and target, and the prediction.
+    def rows_frame(self, parts: Any = None, further: pandas.DataFrame | None = None) -> pandas.DataFrame:
+        """One line for each row of the file: its number, identifiers and target, the prediction, and further columns.
 
-        Also the part of the split that each belongs to, and columns with what the other rows say about its label.
+        `parts` names the part of the split that each belongs to.
         """
-        model, frame = self.fitted.model, self.frame.assign(**labels or {})
-        identifiers = [column.name for column in model.excluded if column.identifier]
-        for name in reversed([name for name in (*identifiers, model.target.name) if name in self.table.columns]):
-            unique = name
-            while unique in frame or unique in ("row", "part"):
-                unique += "_"
-            frame.insert(0, unique, self.table.columns[name])
-        if part is not None:
-            frame.insert(0, "part", part)
-        frame.insert(0, "row", self.table.rows)
-        return frame
+        import pandas  # an extra: only tables need it
+
+        model, rows = self.fitted.model, self.rows
+        wanted = [*(column.name for column in model.excluded if column.identifier), model.target.name]
+        start = pandas.DataFrame({"row": rows.index} if parts is None else {"row": rows.index, "part": parts})
+        results = self.frame if further is None else pandas.concat([self.frame, further], axis=1)
+        cells = distinct_names(rows[[name for name in wanted if name in rows.columns]], [*start, *results])
+        return pandas.concat([start, cells, results], axis=1)
 
 
-def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> RowPredictions:
+def distinct_names(cells: pandas.DataFrame, taken: Iterable[str]) -> pandas.DataFrame:
+    """Cells of a file, with a `_` after the names of columns that are taken, and rows numbered from zero."""
+    used = set(taken)
+    names = []
+    for name in cells.columns:
+        while name in used:
+            name += "_"
+        names.append(name)
+        used.add(name)
+    return cells.set_axis(names, axis=1).reset_index(drop=True)
+
+
+def predict_rows(fitted: FittedTable, rows: pandas.DataFrame, explain: Any = ()) -> RowPredictions:
     """Predict all rows of a table; those at the positions `explain` get a verdict."""
     import pandas  # an extra: only tables need it
 
-    model, tracer = fitted.model, fitted.tracer
-    uncertainty = tracer.predict(fitted.batches(model.encode(table)), covariance=True)
+    model = fitted.model
+    uncertainty = fitted.tracer.predict(fitted.batches(rows), covariance=True)
     hec3 = uncertainty.hec3.sum(1).numpy()
-    probabilities = numpy.zeros((len(table), 0))
+    probabilities = numpy.zeros((len(rows), 0))
     columns: dict[str, Any]
     if fitted.intervals is not None:
         mean, half = uncertainty.mean[:, 0].numpy(), fitted.intervals.half_width(uncertainty)[:, 0].numpy()
@@ -94,24 +102,28 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
             "probability": probabilities.max(1),
             "probability_std": std[numpy.arange(len(best)), best],
         }
-    columns.update(ho=uncertainty.ho.sum(1).numpy(), hec3=hec3, ratio=uncertainty.ratio.numpy(), verdict="")
-    frame = pandas.DataFrame(columns)
-    explained = numpy.asarray(explain, dtype=int)
-    if len(explained):
-        found = fitted.explain(table.take(explained))
-        verdicts: dict[str, Any] = {"verdict": list(found.verdicts)}
-        verdicts |= {name: getattr(found, name).numpy() for name in ("noise", "scarcity", "noise_p", "scarcity_p")}
-        for name in ("check", "near"):  # training examples by their rows in the file
-            verdicts[name] = [" ".join(map(str, some)) for some in fitted.rows[getattr(found, name).numpy()]]
-        for name, cells in verdicts.items():
-            frame[name] = "" if isinstance(cells[0], str) else numpy.nan
-            frame.iloc[explained, frame.columns.get_loc(name)] = cells
-        reasons = numpy.array(fitted.impossible(table), dtype=object)
-        frame.loc[(reasons != "") & (frame["verdict"] != "").to_numpy(), "verdict"] = CHECK_INPUT
-    return RowPredictions(table, fitted, model.targets(table), frame, probabilities, uncertainty)
+    columns.update(ho=uncertainty.ho.sum(1).numpy(), hec3=hec3, ratio=uncertainty.ratio.numpy())
+    frame = pandas.DataFrame({**columns, "verdict": ""})
+    if len(explain):
+        verdicts = _verdicts(fitted, rows.iloc[explain]).set_axis(explain).reindex(frame.index)
+        words = dict.fromkeys(("verdict", "check", "near"), "")
+        frame = pandas.concat([pandas.DataFrame(columns), verdicts.fillna(words)], axis=1)
+    return RowPredictions(rows, fitted, model.targets(rows), frame, probabilities, uncertainty)
 
 
-CHECK_INPUT = "check the input"  # the verdict on impossible rows, which their columns show and no network
+def _verdicts(fitted: FittedTable, rows: pandas.DataFrame) -> pandas.DataFrame:
+    """The verdict on each row, the numbers behind it, and training examples by their rows in the file."""
+    import pandas  # an extra: only tables need it
+
+    found = fitted.explain(rows)
+    impossible = fitted.impossible(rows)
+    columns: dict[str, Any] = {
+        "verdict": [CHECK_INPUT if why else verdict for verdict, why in zip(found.verdicts, impossible, strict=True)]
+    }
+    columns |= {name: getattr(found, name).numpy() for name in ("noise", "scarcity", "noise_p", "scarcity_p")}
+    for name in ("check", "near"):
+        columns[name] = [" ".join(map(str, some)) for some in fitted.rows[getattr(found, name).numpy()]]
+    return pandas.DataFrame(columns)
 
 
 def affordable_rows(rows: Any, first: Any, fitted: FittedTable) -> Any:
@@ -150,69 +162,3 @@ def score_classes(values: Any, probabilities: Any, classes: tuple[str, ...]) -> 
         area = float(roc_auc_score(values, probabilities[:, 1]))
         scores.insert(1, Score("AUROC", area, f"how well {classes[1]!r} is ranked above {classes[0]!r}"))
     return scores
-
-
-@dataclass(frozen=True)
-class RowLabels:
-    """Labels of the rows of a table, and what the other rows predict instead.
-
-    Training rows are judged by the fit without them, all others by the prediction itself, with the same formula: for
-    classes suspicion is 1 - p(label), for numbers |label - suggested| over the standard deviation of an observation.
-    """
-
-    target: Target
-    labels: Any  # (m,) numbers, or indices of classes; NaN if missing
-    suggested: Any  # (m,) the same, by a model that did not see the label
-    sure: Any  # (m,) probability of the suggested class, or the standard deviation of an observation around a number
-    suspicion: Any  # (m,) NaN if there is no label
-    order: Any  # positions of the rows with a label, the most doubtful label first
-    counted: Any  # (m,) which labels are used to estimate the share of wrong ones
-
-    @classmethod
-    def of(cls, predictions: RowPredictions, train: Any) -> RowLabels:
-        """From predictions of all rows, and the positions of the training rows among them."""
-        target, tracer = predictions.fitted.model.target, predictions.fitted.tracer
-        labels, m = predictions.values, len(predictions.table)
-        rank, counted = numpy.zeros(m), numpy.isfinite(labels)
-        if target.classes:
-            suggested, sure = predictions.probabilities.argmax(1), predictions.probabilities.max(1)
-            own = numpy.where(counted, labels, 0).astype(int)
-            suspicion = 1.0 - predictions.probabilities[numpy.arange(m), own]
-        else:
-            suggested = predictions.uncertainty.mean[:, 0].numpy()
-            sure = (predictions.uncertainty.laplace[:, 0] + tracer.noise_scale).sqrt().numpy()
-            suspicion = numpy.abs(labels - suggested) / sure
-        suggested, sure = suggested.astype(float), sure.astype(float)
-        frame = tracer.training_frame()
-        suggested[train] = frame["suggested"]
-        sure[train] = frame["suggested_probability" if target.classes else "suggested_std"]
-        suspicion[train], rank[train] = frame["suspicion"], frame["suspect_rank"]
-        suspicion = numpy.where(counted, suspicion, numpy.nan)
-        order = numpy.lexsort((rank, -suspicion))[: int(counted.sum())]  # ranks order ties of suspicion; NaN is last
-        if predictions.fitted.model.learner == "trees":  # their splits have learned the labels of training rows
-            counted[train] = False
-        return cls(target, labels, suggested, sure, suspicion, order, counted)
-
-    @property
-    def contradicted(self) -> Any:
-        """(m,) which labels the other rows contradict: another class, or a number far from theirs."""
-        if self.target.classes:
-            return numpy.isfinite(self.labels) & (self.labels != self.suggested)
-        return self.suspicion > DOUBTFUL
-
-    @property
-    def doubtful(self) -> Any:
-        """Positions of the rows whose label the other rows contradict, the most doubtful one first."""
-        return self.order[self.contradicted[self.order]]
-
-    def wrong(self) -> WrongLabels | None:
-        """How many labels are wrong in all; `None` for numbers."""
-        known, classes = self.counted, len(self.target.classes)
-        return wrong_labels(self.labels[known], self.suggested[known], self.sure[known], classes) if classes else None
-
-    def columns(self) -> dict[str, Any]:
-        """Columns for a file: the suggested label (the name of a class, or a number), how sure it is, the suspicion."""
-        names, suggested = self.target.classes, self.suggested
-        cells = numpy.array(names, dtype=object)[suggested.astype(int)] if names else suggested
-        sure = "suggested_probability" if names else "suggested_std"
-        return {"suggested": cells, sure: self.sure, "suspicion": self.suspicion}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -18,13 +17,10 @@ LIKELIHOODS: dict[str, Loss] = {
     "multi:softmax": "categorical",
 }
 
-READ_OFF = (
-    "The model came without the settings of its training, as one from a file does. Its learning rate, {:.3g}, and L2 "
-    "penalty, {:.3g}, were inferred from the trees. Subsampling, class weights and constraints are not known."
-)
+DEFAULTS = (0.3, 1.0)  # learning rate and L2 penalty that the library reports for a model from a file
 MAYBE_LOST = (
-    "Learning rate 0.3 and L2 penalty 1 are the library's defaults. A model from a file no longer has its own, and "
-    "they cannot be inferred from these trees. If it is from a file, pass ridge=."
+    "Learning rate 0.3 and L2 penalty 1 are the library's defaults, which it also reports for a model from a file. If "
+    "this one was trained with others, set them: booster.set_param({'eta': ..., 'lambda': ...})."
 )
 
 
@@ -74,7 +70,6 @@ def read(model: Any) -> TreeEnsemble | None:
         return numbers(model.predict(rows(x), pred_leaf=True) if model is booster else model.apply(x))
 
     config = json.loads(booster.save_config())["learner"]
-    own = None if vectors else own_settings(trees)
     return TreeEnsemble(
         leaves=leaves,
         own_raw=lambda x: model.predict(rows(x), output_margin=True),
@@ -82,7 +77,7 @@ def read(model: Any) -> TreeEnsemble | None:
         outputs=None if vectors or len(base) == 1 else outputs,
         base=base,
         likelihood=likelihood,
-        **_settings(config, own, dart=any(weight != 1 for weight in weights)),
+        **_settings(config, dart=any(weight != 1 for weight in weights)),
     )
 
 
@@ -114,57 +109,19 @@ def _base(parameters: Any, likelihood: Loss) -> NDArray[numpy.float64]:
     return numpy.broadcast_to(score, outputs).astype(numpy.float64)
 
 
-def own_settings(trees: Sequence[Any]) -> tuple[float, float] | None:
-    """Shrinkage and L2 penalty of the training, inferred from the trees' values; `None` if that is not possible.
-
-    A file stores trees without the settings of the training. But a node with sum of gradients g and of Hessians h has
-    the weight w = -g / (h + l2), and a leaf the value shrinkage * w. The gradient sums of two children add up to their
-    parent's, which is linear in l2, 1 / shrinkage and their product. An L1 penalty or a bound breaks this.
-    """
-    left_sides, right_sides = [], []
-    for tree in trees:
-        left, right = (numpy.array(tree[f"{side}_children"]) for side in ("left", "right"))
-        inner = numpy.flatnonzero(left >= 0)
-        hessian, weight = numpy.array(tree["sum_hessian"]), numpy.array(tree["base_weights"])
-        weight[left < 0] = 0.0
-        value = numpy.where(left < 0, tree["split_conditions"], 0.0)
-        parts = [weight, weight * hessian, value * hessian, value]
-        of_node = [part[inner] / hessian[inner] for part in parts]
-        of_children = [(part[left[inner]] + part[right[inner]]) / hessian[inner] for part in parts]
-        left_sides.append(numpy.stack([of_children[0] - of_node[0], of_children[2], of_children[3]], 1))
-        right_sides.append(of_node[1] - of_children[1])
-    design, sums = numpy.concatenate(left_sides), numpy.concatenate(right_sides)
-    if len(sums) < 3:
-        return None
-    found = numpy.linalg.lstsq(design, sums, rcond=None)[0]
-    l2, inverse, product = found
-    gap = numpy.abs(design @ found - sums).max() / numpy.abs(sums).max()
-    if not (gap < SINGLE and inverse > 0 and abs(product / inverse - l2) < 1e-3 * (1 + abs(l2))):
-        return None
-    return float(1 / inverse), max(float(l2), 0.0)
-
-
-SINGLE = 1e-5  # relative gap between sums of gradients that rounding to single precision may leave
-
-
-def _settings(config: Any, own: tuple[float, float] | None, dart: bool) -> dict[str, Any]:
-    """Shrinkage, penalty and notes, from the configuration of a booster and the values of its trees."""
+def _settings(config: Any, dart: bool) -> dict[str, Any]:
+    """Shrinkage, penalty and notes, from the configuration of a booster."""
     booster = config["gradient_booster"]
     booster = booster.get("gbtree", booster)
     train = booster["tree_train_param"]
     parallel = int(booster["gbtree_model_param"]["num_parallel_tree"])
-    share = float(train["subsample"])
+    eta, l2, share = (float(train[name]) for name in ("eta", "lambda", "subsample"))
     weight = float(config["objective"].get("reg_loss_param", {}).get("scale_pos_weight", 1))
-    known = float(train["eta"]) / parallel, float(train["lambda"])
-    lost = own is not None and not numpy.allclose(own, known, rtol=1e-3, atol=1e-3)
-    usual = own is None and numpy.allclose(known, (0.3 / parallel, 1.0))
-    shrinkage, l2 = own if own is not None and lost else known
     return {
-        "shrinkage": shrinkage,
+        "shrinkage": eta / parallel,
         "l2": l2,
         "notes": noted(
-            (lost, READ_OFF.format(shrinkage, l2)),
-            (usual, MAYBE_LOST),
+            (numpy.allclose((eta, l2), DEFAULTS), MAYBE_LOST),
             (share < 1, f"Each tree saw a random {share:.0%} of the training rows."),
             (parallel > 1, f"Each iteration averages {parallel} trees."),
             (dart, "Trees were dropped while others grew (dart), so shrinkage differs between trees."),

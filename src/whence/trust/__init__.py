@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whence.trust.assessment import assess
-from whence.trust.checks import Check, Trust, trust_of_fit
+from whence.trust.assessment import assess, trust_of_fit
+from whence.trust.checks import Check, Trust
 
 __all__ = ["Check", "Trust", "assess", "trust_of_fit"]

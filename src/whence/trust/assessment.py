@@ -1,4 +1,4 @@
-"""How far to trust a fit: compare a sample of predictions with exact solves, and verdicts with those at other ridges.
+"""How far to trust a fit: compare a sample of predictions with exact solves.
 
 The exact curvature F_lam = sum_i J_i^T L_i J_i + lambda is never formed. Conjugate gradients on products with the
 Jacobian solve it. They give the variances of a sample of predictions, the Newton step, the steps without the most
@@ -9,32 +9,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whence.curvature import conjugate_gradients
-from whence.curvature.aligned import curvature_times
+from whence.curvature.aligned import FittedIterative, Solved, conjugate_gradients, curvature_times
 from whence.curvature.base import times_hessian
 from whence.data.batches import Inputs, batch_size, take
-from whence.errors import InputError, SingularCurvatureError, TooLargeError
-from whence.estimators import assemble
 from whence.influence.fitted import Fitted, alignments, inputs_of, join_batches, training_examples, using_model
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.linearization import Linearization
+from whence.jacobian.views import OutputMixtures
 from whence.linalg import largest
 from whence.runtime.model_state import rounded_products
 from whence.trust import checks
 from whence.trust.checks import FINE, Check, Trust, fold_change, if_solved, level_of, worst
+from whence.trust.gradients import missed_gradients
 
 ITERATIONS = 1000  # most iterations of an exact solve
-VERDICT_FACTOR = 4  # verdicts are compared on a sample larger by this factor: they cost less than solves
-RIDGE_FACTORS = (0.1, 10.0)  # factors on lambda at which verdicts are compared
-PARTS = ("the sample", "exact steps", "exact variances", "other ridges")  # shown in the progress line
-LEAST_RANKED = 3  # fewest predictions whose order is compared at other ridges
+PARTS = ("the sample", "exact steps", "exact variances")  # shown in the progress line
 
 
 def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, seconds: float) -> Trust:
@@ -46,36 +41,51 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
     part = iter(problem.progress.track(PARTS, "trust, part", len(PARTS)))  # each `next` starts a part
     with using_model(fitted):
         next(part)
-        many = draw_sample(fitted, x, VERDICT_FACTOR * sample, generator)
-        few = subsample(many, sample)
-        shapes = [(batch_size(inputs, "the sample"), problem.output_count(inputs)) for inputs in few]
+        drawn = draw_sample(fitted, x, sample, generator)
+        shapes = [(batch_size(inputs, "the sample"), problem.output_count(inputs)) for inputs in drawn]
         directions = [random_signs(shape, problem.outputs, generator) for shape in shapes]
-        ours = _structure_variances(fitted, few, directions)
-        deletions = most_influential(fitted, few, min(max(1, sample // 4), 8))
+        ours = _structure_variances(fitted, drawn, directions)
+        deletions = most_influential(fitted, drawn, min(max(1, sample // 4), 8))
         next(part)
         with rounded_products(False):
             columns = problem.k if problem.hessian_roots is None else problem.hessian_roots.shape[2]
             signs = random_signs((max(2, sample // 8), problem.n, columns), problem.outputs, generator)
-            first = ExactSolver(fitted, tolerance, ITERATIONS, start + 0.4 * seconds)
+            first = ExactSolver.of(fitted, tolerance, ITERATIONS, start + 0.5 * seconds)
             steps = first.steps(deletions, signs)
             next(part)
-            second = ExactSolver(fitted, tolerance, ITERATIONS, start + 0.8 * seconds)
-            exact = second.variances(few, directions)
+            second = ExactSolver.of(fitted, tolerance, ITERATIONS, start + seconds)
+            exact = second.variances(drawn, directions)
             factor = float(_ratio(ours["hec3"], exact["hec3"]).median())  # scales standard errors to the exact ones
             errors = (ours["trace"] / factor if factor > 0 else ours["trace"]).clamp_min(0.0).sqrt()
             solved = first.residual <= checks.UNCONVERGED
-            found = [
+            found = (
                 _check_variances(ours, exact, second.residual),
                 _check_loo_residuals(fitted, deletions, steps, first.residual),
-                *_check_steps(first, few, deletions, steps, errors),
-                checks.degrees_of_freedom(fitted, steps.degrees_of_freedom if solved else None),
-                checks.leverage(fitted),
-            ]
-        next(part)
-        found.append(_check_ridges(fitted, many, late=time.monotonic() - start > seconds))
-        found.extend(checks.trust_of_columns(fitted))
-        found.extend(checks.trust_of_gradients(fitted))
-    return Trust(tuple(found), len(errors), time.monotonic() - start)
+                *_check_steps(first, drawn, deletions, steps, errors),
+                *_checks_without_solves(fitted, steps.degrees_of_freedom if solved else None),
+            )
+    return Trust(found, len(errors), time.monotonic() - start)
+
+
+def trust_of_fit(fitted: Fitted) -> Trust:
+    """What a fit shows of itself: the structure's own step, degrees of freedom, leverages, and gradients it misses.
+
+    Standard errors are the typical one of training predictions: noise times the root of degrees of freedom per number.
+    """
+    problem, recentered = fitted.problem, fitted.loo.recenter
+    change = problem.isometric(times_hessian(fitted.step.change, problem.hessian_roots))
+    noise = float(problem.isometric(fitted.meats.roots["hec0"]).square().sum())
+    error = noise * min(fitted.bread.degrees_of_freedom / max(problem.numbers, 1), 1.0)
+    in_errors = (float(change.square().sum()) / error) ** 0.5 if error > 0 and not recentered else 0.0
+    factor = 1.0 if recentered else checks.factor_after_step(fitted, fitted.step.change)
+    trees = isinstance(problem.network.model, LeafSum)
+    stationarity = checks.stationarity(fitted.step.relative, in_errors, factor, recentered, far=True, trees=trees)
+    return Trust((stationarity, *_checks_without_solves(fitted)))
+
+
+def _checks_without_solves(fitted: Fitted, freedom: Tensor | None = None) -> tuple[Check, ...]:
+    own = checks.degrees_of_freedom(fitted, freedom), checks.leverage(fitted)
+    return *own, *checks.hessian_columns(fitted), *missed_gradients(fitted)
 
 
 def _structure_variances(fitted: Fitted, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
@@ -84,7 +94,7 @@ def _structure_variances(fitted: Fitted, sample: list[Inputs], directions: list[
     for inputs, some in zip(sample, directions, strict=True):
         covariances = fitted.sandwich.predict(inputs).covariances
         along = {name: torch.einsum("mk,mkl,ml->m", some, covariances[name], some) for name in ("ho", "hec3")}
-        found.append(along | {"trace": _trace(covariances["hec3"])})
+        found.append(along | {"trace": torch.diagonal(covariances["hec3"], dim1=1, dim2=2).sum(1)})
     return join_batches(found)
 
 
@@ -118,17 +128,15 @@ def _check_variances(ours: dict[str, Tensor], exact: dict[str, Tensor], residual
     return if_solved(Check("distance", level, numbers, words), residual)
 
 
-def _check_loo_residuals(fitted: Fitted, deletions: list[Deletion], steps: ExactSteps, residual: float) -> Check:
+def _check_loo_residuals(fitted: Fitted, deletions: Tensor, steps: ExactSteps, residual: float) -> Check:
     """Squared leave-one-out residuals of the structure against exact ones."""
-    if not deletions:
+    if not len(deletions):
         words = "There are no residuals, so that leaving an example out changes nothing."
         return checks.not_checked("leave-one-out", words)
-
-    def size(one: Deletion, residuals: Tensor) -> float:
-        return float(fitted.problem.isometric(residuals, one.members)[:, one.outputs].square().sum())
-
-    ours = [size(one, fitted.adjusted.hec3[one.members]) for one in deletions]
-    exact = [size(one, residuals) for one, residuals in zip(deletions, steps.loo_residuals, strict=True)]
+    ours, exact = (
+        [float(fitted.problem.isometric(one).square().sum()) for one in some]
+        for some in (deletions * fitted.adjusted.hec3, steps.loo_residuals)
+    )
     factor = sum(ours) / sum(exact) if sum(exact) > 0 else 1.0
     largest = max(fold_change(a / b) if b > 0 else math.inf for a, b in zip(ours, exact, strict=True))
     check = checks.judged(
@@ -143,68 +151,28 @@ def _check_loo_residuals(fitted: Fitted, deletions: list[Deletion], steps: Exact
 
 
 def _check_steps(
-    solver: ExactSolver, sample: list[Inputs], deletions: list[Deletion], steps: ExactSteps, errors: Tensor
+    solver: ExactSolver, sample: list[Inputs], deletions: Tensor, steps: ExactSteps, errors: Tensor
 ) -> tuple[Check, Check]:
     """Stationarity and linearization: effect of exact steps on predictions, linearized and by the network itself."""
     fitted, problem, recentered = solver.fitted, solver.problem, solver.fitted.loo.recenter
     direction = fitted.step.direction if recentered else None
     remaining = steps.newton if direction is None else steps.newton - direction
     size = float(remaining.norm() / problem.weights().norm().clamp_min(torch.finfo(remaining.dtype).tiny))
-    change = _root_mean_square(solver.output_change(sample, remaining).norm(dim=1), errors)
+    moved = torch.cat([solver.jacobian.jvp(inputs, remaining.unsqueeze(0))[0] for inputs in sample])
     newton_step = steps.newton if direction is None else direction
     along_newton, _, hidden = linearization_error(solver, sample, None, newton_step.unsqueeze(0))
     newton = _root_mean_square(along_newton[0], errors)
-    training = (batch.inputs for batch in problem.read("trust, step"))
-    factor = checks.factor_after_step(fitted, solver.output_change(training, steps.newton))
+    factor = checks.factor_after_step(fitted, steps.change)
     far, trees = newton > checks.NEWTON_CHANGE[1], isinstance(problem.network.model, LeafSum)
+    change = _root_mean_square(moved.norm(dim=1), errors)
     stationarity = checks.stationarity(size, change, factor, recentered, far, trees)
     if recentered or not trees:  # for trees nothing is concluded from the solves
         stationarity = if_solved(stationarity, solver.residual)
     loo, own = 0.0, 0.0
-    if deletions:
+    if len(deletions):
         _, loo, hidden = linearization_error(solver, sample, direction, steps.deletions)
         own = own_linearization_error(solver, deletions, direction, steps.deletions)
     return stationarity, if_solved(checks.linearization(loo, own, newton, recentered, hidden), solver.residual)
-
-
-def _check_ridges(fitted: Fitted, sample: list[Inputs], late: bool) -> Check:
-    """The order of predictions by HeC3 at other ridges."""
-    ridge, found = fitted.bread.ridge, []
-    reason = "the limit of `seconds` was reached" if late else "the fit has no ridge" if ridge <= 0 else ""
-    if not reason:
-        try:
-            others = (at_ridge(fitted, factor * ridge) for factor in RIDGE_FACTORS)
-            found = [_hec3(one, sample) for one in (fitted, *others)]
-        except (InputError, TooLargeError, SingularCurvatureError) as error:
-            reason = str(error).split(". ")[0].removeprefix("expected ")
-    if found and len(found[0]) < LEAST_RANKED:
-        reason = f"fewer than {LEAST_RANKED} predictions"
-    if reason:
-        return checks.not_checked("lambda", f"Variances at other ridges were not computed: {reason}.")
-    below, above = (rank_correlation(found[0], other) for other in found[1:])
-    return checks.judged(
-        "lambda",
-        level_of(min(below, above), checks.SAME_ORDER),
-        {"a tenth": below, "ten times": above},
-        "Predictions have the same order by HeC3 with a tenth and with ten times lambda.",
-        "The order of predictions by HeC3 changes with lambda between a tenth and ten times its value. Check lambda "
-        '(the weight decay of the training, or ridge="loo").',
-    )
-
-
-def _hec3(fitted: Fitted, sample: list[Inputs]) -> Tensor:
-    """(m,) traces of HeC3."""
-    return torch.cat([_trace(fitted.sandwich.predict(inputs).covariances["hec3"]) for inputs in sample])
-
-
-def _trace(covariance: Tensor) -> Tensor:
-    return torch.diagonal(covariance, dim1=1, dim2=2).sum(1)
-
-
-def at_ridge(fitted: Fitted, ridge: float) -> Fitted:
-    """The same fit with another lambda, for HeC3 only, from the fitted curvature."""
-    bread = fitted.bread.at(ridge, fitted.loo.meat_roots)
-    return replace(fitted, **assemble(fitted.problem, bread, fitted.loo, unbiased=False, only="hec3"))
 
 
 def rank_correlation(one: Tensor, other: Tensor) -> float:
@@ -236,35 +204,22 @@ ROUNDING = 16  # units in the last place by which outputs may differ from their 
 
 
 def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -> list[Inputs]:
-    """Draw up to `most` inputs at random, from x or else from the training set. Never holds more than that."""
-    kept: list[tuple[Tensor, Inputs]] = []  # a random number for each input; the smallest numbers are kept
-    weights = fitted.problem.sample_weights if x is None else None
-    training = ((one.inputs, one.rows) for one in fitted.problem.read("trust, sample"))
-    batches: Iterable[tuple[Inputs, Any]] = training if x is None else inputs_of(fitted, x)
-    for inputs, rows in batches:
-        numbers = torch.rand(batch_size(inputs, "this batch"), generator=generator, dtype=torch.float64, device="cpu")
-        if weights is not None:  # examples of weight zero do not count
-            numbers[(weights[rows] <= 0).cpu()] = torch.inf
-        order = numbers.argsort()[: int(torch.isfinite(numbers).sum())]
-        kept.append((numbers[order], take(inputs, order)))
-        smallest = torch.cat([numbers for numbers, _ in kept]).sort().values[:most]
-        sized = [(int(torch.isin(numbers, smallest).sum()), numbers, inputs) for numbers, inputs in kept]
-        kept = [(numbers[:size], take(inputs, slice(0, size))) for size, numbers, inputs in sized if size]
-    if not kept:
-        raise InputError("expected at least one input to check, got none.")
-    return [inputs for _, inputs in kept]
-
-
-def subsample(sample: list[Inputs], most: int) -> list[Inputs]:
-    """At most `most` inputs of a sample: a proportional share of each batch, in the random order of the batch."""
-    sizes = [batch_size(inputs, "the sample") for inputs in sample]
-    share, found, total = min(1.0, most / max(sum(sizes), 1)), [], 0
-    for inputs, size in zip(sample, sizes, strict=True):
-        kept = min(size, max(1, round(share * size)), most - total)
-        if kept > 0:
-            found.append(take(inputs, slice(0, kept)))
-            total += kept
-    return found
+    """Draw up to `most` inputs at random, from x or else from the training examples that count."""
+    if x is None:
+        counted = fitted.counted.nonzero().squeeze(1)
+        order = torch.randperm(len(counted), generator=generator, device="cpu")[:most]
+        index = counted[order.to(counted.device)].sort().values
+        return [inputs for _, inputs, _ in training_examples(fitted, index, "trust, sample")]
+    drawn: list[tuple[Tensor, Inputs]] = []  # each input has a random number; those up to the bound are kept
+    bound = math.inf
+    for inputs, where in inputs_of(fitted, x):
+        numbers = torch.rand(batch_size(inputs, where), generator=generator, dtype=torch.float64, device="cpu")
+        some = numbers.argsort()[: int((numbers < bound).sum())]
+        drawn.append((numbers[some], take(inputs, some)))
+        known = torch.cat([numbers for numbers, _ in drawn])
+        bound = float(known.kthvalue(most).values) if len(known) >= most else bound
+    kept = [((numbers <= bound).nonzero().squeeze(1), inputs) for numbers, inputs in drawn]
+    return [take(inputs, some) for some, inputs in kept if len(some)]
 
 
 def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
@@ -272,48 +227,19 @@ def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generato
     return (torch.randint(0, 2, shape, generator=generator, device="cpu") * 2 - 1).to(like)
 
 
-@dataclass(frozen=True)
-class Deletion:
-    """A unit that is left out at once: an example, some of its outputs, or a group."""
-
-    members: Tensor  # (g,) positions of the examples
-    # the outputs that are left out: all, unless single outputs or positions are left out
-    outputs: slice = field(default_factory=lambda: slice(None))
-
-
-def most_influential(fitted: Fitted, sample: list[Inputs], most: int) -> list[Deletion]:
-    """The units that would change the predictions most if left out, according to this fit."""
-    influence = _squared_influence(fitted, sample)  # (n or groups, q)
-    flat = influence.flatten()
-    count = min(most, int((flat > 0).sum()))
-    top = largest(flat, count)[1] if count else flat.new_zeros(0, dtype=torch.long)
-    groups, width = fitted.loo.groups, fitted.loo.width or fitted.problem.k
-    found = []
-    for at in top.tolist():
-        unit, column = divmod(at, influence.shape[1])
-        members = top.new_tensor([unit]) if groups is None else (groups.index == unit).nonzero().squeeze(1)
-        found.append(Deletion(members, slice(column * width, (column + 1) * width)))
-    return found
-
-
-def _squared_influence(fitted: Fitted, sample: list[Inputs]) -> Tensor:
-    """(n or groups, q) sums over the sample of |a_i W_i|^2 for each column of the weights of HeC3."""
-    problem, roots, groups = fitted.problem, fitted.meats.roots["hec3"], fitted.meats.pooled("hec3")
-    units = problem.n if groups is None else groups.total
-    total = torch.zeros(units, roots.shape[2], dtype=problem.dtype, device=problem.device)
-    for inputs in sample:
-        for _, chunks in alignments(fitted, inputs):
-            pooled: Tensor | None = None
-            for rows, aligned in chunks:  # (m, k, n, k)
-                weighted = torch.einsum("mkni,niq->mknq", aligned, roots[rows]).flatten(0, 1)
-                if groups is None:
-                    total[rows] += weighted.square().sum(0)
-                    continue
-                pooled = weighted.new_zeros(len(weighted), units, roots.shape[2]) if pooled is None else pooled
-                pooled.index_add_(1, groups.index[rows], weighted)
-            if pooled is not None:
-                total += pooled.square().sum(0)
-    return total
+def most_influential(fitted: Fitted, sample: list[Inputs], most: int) -> Tensor:
+    """(t, n, k) the units that move the sample most: which outputs of which examples are left out together."""
+    problem, roots, groups = fitted.problem, fitted.meats.roots["hec3"], fitted.loo.groups
+    influence = torch.zeros(problem.n, roots.shape[2], dtype=problem.dtype, device=problem.device)  # |a_i W_i|^2
+    for rows, aligned in (chunk for x in sample for _, chunks in alignments(fitted, x) for chunk in chunks):
+        influence[rows] += torch.einsum("mkni,niq->mknq", aligned, roots[rows]).square().sum((0, 1))
+    if groups is not None:
+        influence = influence.new_zeros(groups.total, influence.shape[1]).index_add_(0, groups.index, influence)
+    top = largest(influence.flatten(), min(most, int((influence > 0).sum())))[1]
+    unit, column = top.unsqueeze(1) // influence.shape[1], top.unsqueeze(1) % influence.shape[1]
+    examples = torch.arange(problem.n, device=top.device) if groups is None else groups.index
+    outputs = torch.arange(problem.k, device=top.device) // (fitted.loo.width or problem.k)
+    return (examples == unit).unsqueeze(2) & (outputs == column).unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -321,126 +247,105 @@ class ExactSteps:
     """Exact steps of the weights."""
 
     newton: Tensor  # (d,) to the optimum of the linearized model
-    deletions: Tensor  # (t, d) change of the weights without each deletion
-    loo_residuals: list[Tensor]  # for each deletion, the residuals (g, k) of its members without it
+    change: Tensor  # (n, k) of the training outputs by it
+    deletions: Tensor  # (t, d) change of the weights without each unit
+    loo_residuals: Tensor  # (t, n, k) residuals of each unit without it, zero elsewhere
     degrees_of_freedom: Tensor  # (h,) independent estimates
 
 
-class ExactSolver:
-    """Solves with the exact curvature of a fit, preconditioned by the fitted curvature.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ExactSolver(FittedIterative):
+    """The exact curvature of a fit. Solves are preconditioned by the fitted curvature.
 
     A solve stops at a relative residual (not below the precision of the weights), after a number of iterations, or at
     the deadline, a time of `time.monotonic`.
     """
 
-    def __init__(self, fitted: Fitted, tolerance: float, most_iterations: int, deadline: float) -> None:
-        self.fitted, self.problem = fitted, fitted.problem
-        self.jacobian = fitted.problem.jacobian()
-        self.tolerance = max(tolerance, 4 * self.jacobian.precision)
-        self.most_iterations, self.deadline = most_iterations, deadline
-        self.residual, self.iterations = 0.0, 0  # the largest relative residual, and all iterations, so far
+    fitted: Fitted
+    deadline: float
+    solves: list[Solved] = field(default_factory=list)  # so far, without their solutions
+
+    @classmethod
+    def of(cls, fitted: Fitted, tolerance: float, iterations: int, deadline: float) -> ExactSolver:
+        """Nothing is solved yet."""
+        problem, bread = fitted.problem, fitted.bread
+        jacobian = problem.jacobian()
+        return cls(
+            problem=problem,
+            ridge=bread.ridge,
+            leverage_blocks=bread.leverage_blocks,
+            notes=[],
+            jacobian=jacobian,
+            tolerance=max(tolerance, 4 * jacobian.precision),
+            iterations=iterations,
+            fitted=fitted,
+            deadline=deadline,
+        )
+
+    @property
+    def residual(self) -> float:
+        """The largest relative residual of the solves so far."""
+        return max((float(one.reached.max()) for one in self.solves), default=0.0)
 
     def variances(self, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
-        """(m,) Laplace, Ho and HeC3 along directions v of the outputs, (m, k) per batch: v^T J F^-1 M F^-1 J^T v.
+        """(m,) variances along directions v of the outputs, (m, k) per batch: v^T J F^-1 M F^-1 J^T v.
 
         HeC3 uses the weights that the fit gave to its examples, so that only the curvature is compared.
         """
-        found, most = [], self.chunk_size()
-        for inputs, every in zip(sample, directions, strict=True):
-            for low in range(0, len(every), most):
-                some = every[low : low + most]
-                # One right-hand side for each input: (m, m, k) -> (m, d).
-                cotangents = torch.diag_embed(some.T).permute(1, 2, 0)
-                right = self.jacobian.vjp(take(inputs, slice(low, low + len(some))), cotangents)
-                solved = self.solve(right)
-                found.append({"laplace": (right * solved).sum(1), **self._meat_forms(solved)})
-        return join_batches(found)
+        sandwich = self.sandwich(self.fitted.meats)
+        views = [OutputMixtures(inputs, some.unsqueeze(2)) for inputs, some in zip(sample, directions, strict=True)]
+        return join_batches([{n: v.flatten() for n, v in sandwich.predict(view).covariances.items()} for view in views])
 
-    def steps(self, deletions: list[Deletion], signs: Tensor) -> ExactSteps:
-        """The Newton step, the steps without each deletion, and the trace of the hat matrix along signs (h, n, q)."""
-        problem, fitted = self.problem, self.fitted
-        n, k = problem.n, problem.k
-        newton = self._transposed(problem.residuals.unsqueeze(0)) - fitted.bread.ridge * problem.weights()
-        residuals = fitted.weighted_residuals
-        first_trace = 1 + len(deletions)
-        masks = torch.zeros(first_trace + len(signs), n, k, dtype=torch.bool, device=residuals.device)
-        for mask, one in zip(masks[1:first_trace], deletions, strict=True):
-            mask[one.members, one.outputs] = True
-        roots = problem.hessian_roots
+    def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
+        """Yield rows (m, 1, d) of a view of one mixture of the outputs."""
+        size, most = batch_size(inputs, "the sample"), self.chunk_size
+        for low in range(0, size, most):
+            some = take(inputs, slice(low, low + most))
+            units = torch.eye(min(most, size - low), dtype=self.problem.dtype, device=self.problem.device)
+            yield self.jacobian.vjp(some, units.unsqueeze(2)).unsqueeze(1)
+
+    def steps(self, deletions: Tensor, signs: Tensor) -> ExactSteps:
+        """The Newton step, the steps without units (t, n, k), and the trace of the hat matrix along signs (h, n, q)."""
+        problem, residuals, roots = self.problem, self.fitted.weighted_residuals, self.problem.hessian_roots
         traced = signs if roots is None else torch.einsum("nkq,hnq->hnk", roots, signs)
-        right = torch.cat([newton, self._transposed(masks[1:first_trace] * residuals), self._transposed(traced)])
-        chunks = zip(right.split(self.chunk_size()), masks.split(self.chunk_size()), strict=True)
+        cotangents = torch.cat([problem.residuals.unsqueeze(0), deletions * residuals, traced])
+        right = torch.zeros(len(cotangents), problem.selection.size, dtype=problem.dtype, device=problem.device)
+        for batch in problem.read("trust, steps"):
+            right += self.jacobian.vjp(batch.inputs, cotangents[:, batch.rows])
+        right[0] -= self.ridge * problem.weights()
+        first_trace = 1 + len(deletions)
+        gone = torch.zeros(cotangents.shape, dtype=torch.bool, device=deletions.device)
+        gone[1:first_trace] = deletions
+        chunks = zip(right.split(self.chunk_size), gone.split(self.chunk_size), strict=True)
         solved = torch.cat([self.solve(*chunk) for chunk in chunks])
-        traces = (right[first_trace:] * solved[first_trace:]).sum(1)
-        without = solved[1:first_trace]
-        return ExactSteps(solved[0], -without, self._loo_residuals(deletions, without, residuals), traces)
+        changes = self._along(solved[:first_trace])
+        loo_residuals = deletions * (residuals + times_hessian(changes[1:], roots))
+        traces = (right * solved)[first_trace:].sum(1)
+        return ExactSteps(solved[0], changes[0], -solved[1:first_trace], loo_residuals, traces)
 
-    def solve(self, right: Tensor, gone: Tensor | None = None) -> Tensor:
+    def solve(self, vectors: Tensor, gone: Tensor | None = None) -> Tensor:
         """F_lam^-1 v for right-hand sides (q, d), without the terms of F_lam marked in `gone` (q, n, k)."""
 
-        def multiply(vectors: Tensor, at: Tensor) -> Tensor:
+        def multiply(some: Tensor, at: Tensor) -> Tensor:
             left_out = None if gone is None else gone[at]
-            return curvature_times(vectors, self.problem, self.jacobian, self.fitted.bread.ridge, left_out)
+            return curvature_times(some, self.problem, self.jacobian, self.ridge, left_out)
 
         found = conjugate_gradients(
             multiply,
-            right,
+            vectors,
             tolerance=self.tolerance,
-            iterations=self.most_iterations,
+            iterations=self.iterations,
             precondition=self.fitted.bread.precondition,
             going=lambda: time.monotonic() < self.deadline,
         )
-        self.residual = max(self.residual, float(found.reached.max()))
-        self.iterations += found.steps
+        self.solves.append(replace(found, solution=vectors[:0]))
         return found.solution
 
-    def output_change(self, batches: Iterable[Inputs], step: Tensor) -> Tensor:
-        """J v (m, k) for batches of inputs."""
-        return torch.cat([self.jacobian.jvp(inputs, step.unsqueeze(0))[0] for inputs in batches])
-
+    @property
     def chunk_size(self) -> int:
         """How many right-hand sides fit in memory at once."""
         row = VECTORS_PER_SOLVE * self.problem.selection.size * self.problem.outputs.element_size()
         return max(1, int(0.3 * self.problem.budget.limit) // row)
-
-    def _transposed(self, cotangents: Tensor) -> Tensor:
-        """sum_i J_i^T u_i (q, d) for cotangents (q, n, k), without passes over examples whose cotangents are zero."""
-        problem = self.problem
-        total = torch.zeros(len(cotangents), problem.selection.size, dtype=problem.dtype, device=problem.device)
-        some = cotangents.flatten(2).any(2).any(0).nonzero().squeeze(1)
-        for which, inputs, _ in training_examples(self.fitted, some) if len(some) else ():
-            total += self.jacobian.vjp(inputs, cotangents[:, which])
-        return total
-
-    def _meat_forms(self, solved: Tensor) -> dict[str, Tensor]:
-        """sum_i |W_i^T J_i z|^2 for solutions z (q, d), summed within groups if the fit has some."""
-        meats, q = self.fitted.meats, len(solved)
-        totals = {name: solved.new_zeros(q) for name in ("ho", "hec3")}
-        pooled: dict[str, Tensor] = {}
-        for batch in self.problem.read("trust, meats"):
-            outputs = self.jacobian.jvp(batch.inputs, solved)
-            for name in totals:
-                roots = meats.roots[name].expand(self.problem.n, -1, -1)[batch.rows]
-                weighted = torch.einsum("qnk,nkp->qnp", outputs, roots)
-                groups = meats.pooled(name)
-                if groups is None:
-                    totals[name] += weighted.square().sum((1, 2))
-                    continue
-                if name not in pooled:
-                    pooled[name] = solved.new_zeros(q, groups.total, roots.shape[2])
-                pooled[name].index_add_(1, groups.index[batch.rows], weighted)
-        return totals | {name: sums.square().sum((1, 2)) for name, sums in pooled.items()}
-
-    def _loo_residuals(self, deletions: list[Deletion], solved: Tensor, residuals: Tensor) -> list[Tensor]:
-        """Residuals e + L J s of the members of each deletion, where s is the solution without it."""
-        found = []
-        for one, step in zip(deletions, solved, strict=True):
-            without = residuals.clone()
-            for which, inputs, _ in training_examples(self.fitted, one.members):
-                change = self.jacobian.jvp(inputs, step.unsqueeze(0))
-                without[which] += times_hessian(change, self.problem.hessian_roots, which)[0]
-            found.append(without[one.members])
-        return found
 
 
 def linearization_error(
@@ -456,14 +361,13 @@ def linearization_error(
     return error, _relative_norm(error, linear), _relative_norm(floor, linear)
 
 
-def own_linearization_error(
-    solver: ExactSolver, deletions: list[Deletion], start: Tensor | None, steps: Tensor
-) -> float:
+def own_linearization_error(solver: ExactSolver, deletions: Tensor, start: Tensor | None, steps: Tensor) -> float:
     """The relative error on the unit left out, along the step without it: that of leave-one-out residuals."""
     found = [
-        _compare_outputs(solver, inputs, start, step.unsqueeze(0))
-        for one, step in zip(deletions, steps, strict=True)
-        for _, inputs, _ in training_examples(solver.fitted, one.members)
+        _compare_outputs(solver, take(inputs, unit[which].any(1).nonzero().squeeze(1)), start, step.unsqueeze(0))
+        for which, inputs, _ in training_examples(solver.fitted, deletions.any(2).any(0).nonzero().squeeze(1))
+        for unit, step in zip(deletions, steps, strict=True)
+        if bool(unit[which].any())
     ]
     linear, error, _ = (torch.cat([one.flatten() for one in some]) for some in zip(*found, strict=True))
     return _relative_norm(error, linear)
@@ -478,25 +382,20 @@ def _compare_outputs(
     solver: ExactSolver, inputs: Inputs, start: Tensor | None, steps: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(q, m, k) each: the linear change of outputs, its error, and the rounding that was subtracted from the error."""
-    problem = solver.problem
+    problem, selection = solver.problem, solver.problem.selection
+
+    def as_stored(weights: Tensor) -> Tensor:  # rounded to the precision of the parameters
+        return selection.flatten({name: p.double() for name, p in selection.unflatten(weights, cast=True).items()})
+
+    def outputs(weights: Tensor) -> Tensor:
+        with torch.no_grad():
+            return problem.network.with_parameters(selection.unflatten(weights, cast=True), inputs).double()
+
     weights = problem.weights().double()
-    before = _as_stored(problem, weights if start is None else weights + start)
-    base = _outputs(problem, before, inputs)
-    after = [_as_stored(problem, before + step) for step in steps]
+    before = as_stored(weights if start is None else weights + start)
+    base, after = outputs(before), [as_stored(before + step) for step in steps]
     taken = torch.stack([one - before for one in after])  # the step that remains after rounding to single precision
     linear = solver.jacobian.jvp(inputs, taken.to(problem.dtype)).double()
-    change = torch.stack([_outputs(problem, one, inputs) for one in after]) - base
-    coarsest = max(torch.finfo(p.dtype).eps for p in problem.selection.parameters.values())
-    floor = ROUNDING * coarsest * base.abs().amax(1, keepdim=True).expand_as(base).expand_as(linear)
+    change = torch.stack([outputs(one) for one in after]) - base
+    floor = ROUNDING * solver.jacobian.precision * base.abs().amax(1, keepdim=True).expand_as(base).expand_as(linear)
     return linear, ((change - linear).abs() - floor).clamp_min(0.0), floor
-
-
-def _as_stored(problem: Linearization, weights: Tensor) -> Tensor:
-    """Weights (d,) rounded to the precision of the parameters."""
-    stored = problem.selection.unflatten(weights, cast=True)
-    return problem.selection.flatten({name: p.double() for name, p in stored.items()})
-
-
-def _outputs(problem: Linearization, weights: Tensor, inputs: Inputs) -> Tensor:
-    with torch.no_grad():
-        return problem.network.with_parameters(problem.selection.unflatten(weights, cast=True), inputs).double()

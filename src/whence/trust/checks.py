@@ -1,7 +1,6 @@
 """Checks of a fit: a level, the numbers behind it, and a sentence that says what they mean and what to do.
 
-The results come first (`Check`, `Trust`), then the rules that turn numbers into levels and words, and last the checks
-that every fit makes of itself (`trust_of_fit`).
+The results come first (`Check`, `Trust`), then the rules that turn numbers into levels and words.
 """
 
 from __future__ import annotations
@@ -14,18 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import working_precision
-from whence.curvature.base import times_hessian
-from whence.curvature.core import LARGEST_SAMPLE, SAMPLES, affordable_sample
-from whence.curvature.leaves import LeafFeatures
-from whence.curvature.primal import FittedPrimal, Projected
-from whence.curvature.spectral import FittedSpectral, SpectralSandwich
-from whence.data.batches import Inputs, take
+from whence.curvature.spectral import FittedSpectral
 from whence.display import Column, Shown, Table, count, number
-from whence.influence.fitted import Fitted, evenly_spaced, training_examples
-from whence.jacobian.leaves import LeafSum
+from whence.influence.fitted import Fitted
 from whence.results import frame
-from whence.runtime.memory import is_full
 
 if TYPE_CHECKING:
     import pandas
@@ -57,8 +48,6 @@ PHRASES = {  # numbers of checks in words; others are shown after their names
     "exact": "{} by the exact curvature",
     "error": "give or take {}",
     "guarded": "{} guarded",
-    "a tenth": "rank correlation with a tenth of lambda {}",
-    "ten times": "with ten times lambda {}",
 }
 
 
@@ -73,9 +62,8 @@ class Check:
         words: the reason for the level, and what to do about it.
 
     Examples:
-        >>> check = Check("lambda", "careful", {"a tenth": 0.75, "ten times": 1.0}, "The order changes with lambda.")
-        >>> check.text
-        'The order changes with lambda. (rank correlation with a tenth of lambda 0.75, with ten times lambda 1)'
+        >>> Check("leverage", "careful", {"guarded": 3, "of": 200}, "Some leverages are impossible.").text
+        'Some leverages are impossible. (3 guarded, of 200)'
     """
 
     name: str
@@ -192,27 +180,13 @@ def fold_change(factor: float) -> float:
 # Bounds of "fine" and of "careful" for each rule; docs/trust.md explains them.
 FOLD = (1.25, 2.0)  # factors on a variance. Intervals meant to cover 95 % then cover 92 to 97 %, and 83 to 99 %.
 RANK = (0.95, 0.8)  # rank correlations with the exact variances: below, the order suffers, and is lost
-STOPPED = (
-    1.5,
-    8.0,
-)  # HeC3 over HeC3 after a Newton step. Up to 8, standard errors were within twice those of retraining.
+STOPPED = (1.5, 8.0)  # HeC3 over that after a Newton step; up to 8 standard errors are within twice those of retraining
 NEWTON_CHANGE = (0.25, 1.0)  # root mean square change of predictions by a Newton step, or its error, in standard errors
 LONGEST_STEP = 1.25  # longest Newton step, in lengths of the weights; beyond, the network is near no optimum at all
 LINEARIZATION_ERROR = (0.3, 1.0)  # linearization error of a change of outputs, relative to the change
-SAME_ORDER = (0.8, 0.5)  # rank correlations of HeC3 with HeC3 at a tenth of lambda and at ten times lambda
 NEARLY_ALL = 0.9  # degrees of freedom over the numbers in the targets, above which residuals say little about noise
-GUARDED = {
-    "exact": (0.0, 0.01),
-    "one_plus_q": (0.01, 0.2),
-    "clip": (0.0, 0.0),
-}  # shares of examples, by policy
-# Estimated shares of HeC3 within a core. A sample is rough: it gave .90 to 1.00 if the true share was .97 or more,
-# .72 for .94, .36 for .55, and .40, .13 and .08 for .08, .05 and .04, where the network was certain of wrong labels.
-INSIDE = (0.7, 0.35)
-# HeC3 in a Kronecker eigenbasis over that of a sample of gradients. On networks that were not certain of wrong labels
-# it was .42 to 1.02, with HeC3 .57 to 6.6 times the exact one; on others .006 to .26, with HeC3 .01 to .27 times.
-DIAGONAL = (0.4, 0.15)
-BY_ROUNDING = (0.01, 0.2)  # shares of HeC3 along directions of an eigenbasis that are determined by rounding
+# Shares of examples whose leverage was guarded, by policy.
+GUARDED = {"exact": (0.0, 0.01), "one_plus_q": (0.01, 0.2), "clip": (0.0, 0.0)}
 UNCONVERGED = 0.1  # relative residual of an exact solve above which nothing is concluded from it
 
 
@@ -369,27 +343,7 @@ def leverage(fitted: Fitted) -> Check:
     return Check("leverage", level_of(guarded / max(among, 1), GUARDED[policy]), numbers, words)
 
 
-def trust_of_fit(fitted: Fitted) -> Trust:
-    """Degrees of freedom, columns, leverages, the structure's own step, and gradients that a core or EKFAC misses.
-
-    Standard errors are the typical one of training predictions: noise times the root of degrees of freedom per number.
-    """
-    problem, recentered = fitted.problem, fitted.loo.recenter
-    change = times_hessian(fitted.step.change, problem.hessian_roots)
-    noise = float(problem.isometric(fitted.meats.roots["hec0"]).square().sum())
-    error = noise * min(fitted.bread.degrees_of_freedom / max(problem.numbers, 1), 1.0)
-    in_errors = (float(problem.isometric(change).square().sum()) / error) ** 0.5 if error > 0 else 0.0
-    factor = 1.0 if recentered else factor_after_step(fitted, fitted.step.change)
-    trees = isinstance(problem.network.model, LeafSum)
-    checks = [
-        stationarity(fitted.step.relative, 0.0 if recentered else in_errors, factor, recentered, far=True, trees=trees),
-        degrees_of_freedom(fitted),
-        leverage(fitted),
-    ]
-    return Trust((*checks, *trust_of_columns(fitted), *trust_of_gradients(fitted)))
-
-
-def trust_of_columns(fitted: Fitted) -> Iterator[Check]:
+def hessian_columns(fitted: Fitted) -> Iterator[Check]:
     """Whether there are enough random columns of the Hessians for an inverse curvature of the right size.
 
     With x degrees of freedom per column, variances are too large: Ho by 1 / (1 - x), as for the inverse of a Wishart
@@ -414,208 +368,3 @@ def trust_of_columns(fitted: Fitted) -> Iterator[Check]:
         f"HeC3 by about {times**4:.3g}. Use hessian_columns={wanted} or more, more training examples, a larger "
         "`ridge`, or a core or sketch of fewer coordinates.",
     )
-
-
-def trust_of_gradients(fitted: Fitted) -> Iterator[Check]:
-    """Whether a core, or an eigenbasis, contains the gradients that HeC3 consists of."""
-    yield from _judged_share(
-        "outside the core",
-        share_inside_core(fitted),
-        INSIDE,
-        "Gradients of the most doubtful examples lie within the core, as far as a sample of them shows.",
-        "Gradients of examples with large residuals lie outside the core, which follows the curvature of the loss: "
-        "where the network is certain of a wrong label there is almost none. HeC3 is too small, by a factor of about "
-        '`share`. Use structure="exact" or "sketch", or a core with a larger `size`.',
-    )
-    yield from _judged_share(
-        "diagonal meat",
-        share_of_sample(fitted),
-        DIAGONAL,
-        "HeC3 has the size that gradients of the most doubtful examples give it, as far as a sample shows.",
-        "Gradients of examples with large residuals lie where there is almost no curvature, as they do where the "
-        "network is certain of a wrong label: the eigenbasis is not made for them, its directions there are rounding "
-        'errors, and HeC3 is too small, by a factor of about `share`. Use structure="exact" or "sketch".',
-    )
-    if isinstance(fitted.sandwich, SpectralSandwich):
-        share = fitted.sandwich.share_chosen_by_rounding()
-        yield judged(
-            "eigenbasis",
-            level_of(share, BY_ROUNDING),
-            {"by rounding": share},
-            "The data determine the eigenbasis where HeC3 is.",
-            "HeC3 lies in directions without any curvature, up to rounding, of which the eigenbasis is arbitrary: "
-            "another machine, or another order of the data, gives another HeC3. The network is certain of wrong "
-            'labels there. Use structure="exact" or "sketch".',
-        )
-
-
-def _judged_share(
-    name: str, share: float | None, bounds: tuple[float, float], fine: str, otherwise: str
-) -> Iterator[Check]:
-    """A check of a share of HeC3: none for `None` (nothing to check), and "not checked" for NaN (too little memory)."""
-    if share is not None and math.isnan(share):
-        yield not_checked(
-            name,
-            "Gradients of the most doubtful examples were not checked: that needs more memory than allowed. "
-            "Tracer.trust(x) compares HeC3 with exact solves.",
-        )
-    elif share is not None:
-        yield judged(name, level_of(share, bounds), {"share": share}, fine, otherwise)
-
-
-MOST_OUTPUTS = 32  # gradients are not checked with more outputs: each source takes a backward pass for each
-
-
-def _can_sample(fitted: Fitted) -> bool:
-    """Whether single gradients are meaningful: not with many outputs, groups, or data of other processes."""
-    problem = fitted.problem
-    return problem.k <= MOST_OUTPUTS and fitted.loo.groups is None and problem.passes.process_group.alone
-
-
-def share_inside_core(fitted: Fitted) -> float | None:
-    """HeC3 of the core over HeC3 including what lies outside of it: the median over some training inputs.
-
-    NaN if that needs more memory than allowed, or than the device has. `None` if nothing lies outside, for other
-    structures, for networks with outputs at several positions, sketched fits, groups, and fits shared by processes.
-    """
-    core, problem = fitted.bread, fitted.problem
-    if not isinstance(core, FittedPrimal) or not isinstance(core.features, Projected | LeafFeatures) or core.ridge <= 0:
-        return None
-    features, d = core.features, problem.selection.size
-    if not features.orthonormal or features.size >= d or not fitted.all_outputs or not _can_sample(fitted):
-        return None
-    problem.passes.trim_memory()
-    try:
-        sample = affordable_sample(d, problem.k, problem.budget.limit)
-        return math.nan if sample is None else _sampled_share(fitted, core, features, *sample)
-    except RuntimeError as error:
-        if not is_full(error):
-            raise
-        return math.nan
-
-
-def _sampled_share(
-    fitted: Fitted, core: FittedPrimal, features: Projected | LeafFeatures, sources: int, points: int, columns: int
-) -> float | None:
-    """The same, from a sample of sources and points.
-
-    Half of the sources have the largest leave-one-out residuals. The others represent the rest of the training set.
-    """
-    sample, d = _Sample.draw(fitted, sources, points), fitted.problem.selection.size
-    precision = working_precision(fitted.problem)
-    rows = {"point": len(sample.signs), "pull": len(sample.counts)}
-    rows["column"] = len(sample.counts) * min(columns, fitted.problem.k)
-    within: dict[str, list[Tensor]] = {name: [] for name in rows}
-    outside = {name: torch.empty(count, d, device=fitted.problem.device) for name, count in rows.items()}
-    for at, one in sample.examples(fitted):
-        cotangents = sample.cotangents(fitted, at, columns)
-        left = fitted.problem.jacobian().vjp(one, torch.cat([*cotangents.values()]).unsqueeze(1)).to(precision)
-        coordinates = features.into(left)
-        left -= features.lift(coordinates.to(precision))
-        left -= features.lift(features.into(left).to(precision))  # the part of the basis that rounding left
-        sizes = [len(some) for some in cotangents.values()]
-        parts = core.whiten(coordinates).double().split(sizes), left.split(sizes)
-        for name, white, rest in zip(cotangents, *parts, strict=True):
-            start = sum(map(len, within[name]))
-            outside[name][start : start + len(rest)] = rest
-            within[name].append(white)
-    points_out, pulls_out, columns_out = outside.values()
-    inside = torch.cat(within["point"]) @ torch.cat(within["pull"]).T
-    gram = _products(columns_out, columns_out)
-    gram.diagonal().add_(core.ridge)
-    left, right = _products(points_out, columns_out), _products(pulls_out, columns_out)
-    # Outside the core the curvature is lambda + the sources' own columns, by the Woodbury identity.
-    whole = inside + (_products(points_out, pulls_out) - left @ torch.linalg.solve(gram, right.T)) / core.ridge
-    counts = torch.tensor([sample.counts[at] for at in sorted(sample.counts)], device="cpu").to(whole)
-    return _median_ratio(*((one.square() * counts).sum(1) for one in (inside, whole)))
-
-
-def share_of_sample(fitted: Fitted) -> float | None:
-    """HeC3 of EKFAC or KFAC over HeC3 of a sample of gradients in the same curvature: the median over some inputs.
-
-    NaN if that needs too much memory. `None` for squared error, whose gradients have as much curvature as length, for
-    other structures, sketched fits, groups, and fits shared by processes.
-    """
-    bread, problem = fitted.bread, fitted.problem
-    if not isinstance(bread, FittedSpectral) or all(one.inputs is one.outputs is None for one in bread.bases):
-        return None
-    if problem.hessian_roots is None or problem.sketch is not None or not _can_sample(fitted):
-        return None
-    (sources, points, _), d = SAMPLES[0], problem.selection.size
-    if d * (4.0 * points + 8.0 * 4) > min(LARGEST_SAMPLE, 0.1 * problem.budget.limit):
-        return math.nan
-    sample, jacobian = _Sample.draw(fitted, sources, points), problem.jacobian()
-    solved = torch.empty(len(sample.signs), d, device=problem.device)
-    variances: list[Tensor] = []
-    for at, one in sample.examples(fitted):
-        if at in sample.signs:
-            signs = sample.signs[at].to(problem.residuals)
-            gradient = jacobian.vjp(one, signs.reshape(1, 1, -1)).double()
-            solved[len(variances)] = bread.precondition(gradient)[0]
-            variances.append(signs @ fitted.sandwich.predict(one).covariances["hec3"][0] @ signs)
-    hec3 = torch.zeros(len(solved), dtype=torch.float64, device=problem.device)
-    for at, one in sample.examples(fitted):
-        if at in sample.counts:
-            pulled = jacobian.vjp(one, fitted.meats.roots["hec3"][at].T.unsqueeze(1))
-            hec3 += sample.counts[at] * _products(solved, pulled).square().sum(1)
-    return _median_ratio(torch.stack(variances).double(), hec3)
-
-
-def _median_ratio(some: Tensor, whole: Tensor) -> float | None:
-    known = torch.isfinite(whole) & (whole > 0)
-    return float((some[known] / whole[known]).median()) if bool(known.any()) else None
-
-
-def _products(one: Tensor, two: Tensor, chunk: int = 2**12) -> Tensor:
-    """Inner products (p, q) of rows (p, d) and (q, d), in float64, a chunk of columns at a time."""
-    total = torch.zeros(len(one), len(two), dtype=torch.float64, device=one.device)
-    for left, right in zip(one.split(chunk, dim=1), two.split(chunk, dim=1), strict=True):
-        total += left.double() @ right.double().T
-    return total
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """A sample of training examples."""
-
-    counts: Mapping[int, float]  # for each source, how many training examples it represents
-    signs: Mapping[int, Tensor]  # for each point, random signs (k,) of its outputs
-
-    @classmethod
-    def draw(cls, fitted: Fitted, sources: int, points: int) -> _Sample:
-        """Examples with the largest leave-one-out residuals, and others evenly spaced."""
-        problem = fitted.problem
-        n, k, device = problem.n, problem.k, problem.device
-        first = problem.isometric(fitted.adjusted.hec3).square().sum(1).topk(min(sources // 2, n)).indices
-        rest = torch.ones(n, dtype=torch.bool, device=device).index_fill(0, first, False).nonzero().squeeze(1)
-        others = evenly_spaced(rest, sources // 2)
-        counts = {int(at): 1.0 for at in first} | {int(at): len(rest) / max(len(others), 1) for at in others}
-        generator = torch.Generator("cpu").manual_seed(0)
-        spaced = sorted(evenly_spaced(torch.arange(n, device=device), points).tolist())
-        signs = {at: torch.randint(0, 2, (k,), generator=generator, device="cpu") * 2.0 - 1.0 for at in spaced}
-        for one in signs.values():
-            one[0] = -one[-1] if k > 1 else 1.0  # equal signs carry no information: logits of classes have no level
-        return cls(counts, signs)
-
-    def examples(self, fitted: Fitted) -> Iterator[tuple[int, Inputs]]:
-        """Yield all of them in order, each with its inputs as a batch of one."""
-        index = sorted(self.counts.keys() | self.signs.keys())
-        for which, inputs, _ in training_examples(fitted, torch.tensor(index, device=fitted.problem.device)):
-            for place, at in enumerate(which.tolist()):
-                yield at, take(inputs, slice(place, place + 1))
-
-    def cotangents(self, fitted: Fitted, at: int, columns: int) -> dict[str, Tensor]:
-        """Rows (q, k) to pull back: random signs of a point; u_i of a source, and columns of its Hessian's root.
-
-        If these are fewer than the outputs, they are the largest by singular values.
-        """
-        loo_residuals, roots = fitted.adjusted.hec3, fitted.problem.hessian_roots
-        rows = {"point": self.signs[at].to(loo_residuals).unsqueeze(0)} if at in self.signs else {}
-        if at in self.counts:
-            most = min(columns, loo_residuals.shape[1])
-            root = torch.eye(loo_residuals.shape[1], device="cpu").to(loo_residuals) if roots is None else roots[at]
-            if most < root.shape[1]:
-                vectors, values, _ = torch.linalg.svd(root, full_matrices=False)
-                root = vectors[:, :most] * values[:most]
-            rows |= {"pull": loo_residuals[at].unsqueeze(0), "column": root.T * self.counts[at] ** 0.5}
-        return rows

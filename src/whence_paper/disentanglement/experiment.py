@@ -34,10 +34,10 @@ MEMBERS, RATE, PASSES = 5, 0.3, 50
 """Of the ensemble; dropped units and forward passes of MC dropout."""
 METHODS = ("whence", "deep ensemble", "MC dropout")
 PAIRS: dict[str, tuple[str, str, str]] = {
-    "whence: supported noise, leverage before training": ("whence", "supported noise", "leverage"),
+    "whence: supported noise, variance before training": ("whence", "supported noise", "variance"),
     "whence: supported noise, Ho": ("whence", "supported noise", "Ho"),
     "whence: supported noise, HeC3": ("whence", "supported noise", "HeC3"),
-    "whence: noise, leverage before training": ("whence", "noise", "leverage"),
+    "whence: noise, variance before training": ("whence", "noise", "variance"),
     "whence: noise, scarcity": ("whence", "noise", "scarcity"),
     "network's entropy, Ho": ("whence", "entropy", "Ho"),
     f"deep ensemble of {MEMBERS}": ("deep ensemble", "expected entropy", "mutual information"),

@@ -15,8 +15,8 @@ from whence_paper.baselines.base import Data, Sampled
 MEMORY = 24 * 2**30
 """Bytes of a GPU that a fit may take, so that several runs share it."""
 
-GRADIENTS = 20
-"""Number of training examples whose gradients give the ridge of the leverages."""
+GRADIENTS, RIDGE = 20, 0.1
+"""Number of training examples whose mean squared gradient is the unit of the ridge, and the ridge in that unit."""
 
 
 def at_once(inputs: Tensor) -> int:
@@ -89,11 +89,11 @@ def explained(network: nn.Module, data: Data, inputs: Tensor, **settings: Any) -
     return tracer.explain(list(inputs.split(at_once(inputs))))
 
 
-def leverages(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> Tensor:
-    """(m,) leverages 1 / (1 + c) of inputs, where c is the number of training examples like each. No label enters.
+def variances(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> Tensor:
+    """(m,) variances of predictions in units of the noise: about 1 / c with c training examples like the input.
 
-    Gradients of all outputs are compared as for squared error, which has no Hessian. The ridge is the mean squared
-    gradient of a training example, so that c examples with the same gradient have c times its weight.
+    Gradients of all outputs are compared as for squared error, which has no Hessian, so no label enters. The ridge is a
+    tenth of the mean squared gradient of a training example, so without any example the variance is about 10.
     """
     targets = torch.zeros_like(network(data.inputs[:1]).detach()).expand(len(data.inputs), -1)
     squares = [_squared_gradient(network, row.unsqueeze(0)) for row in data.inputs[:GRADIENTS]]
@@ -102,14 +102,13 @@ def leverages(network: nn.Module, data: Data, inputs: Tensor, structure: str) ->
         network,
         list(zip(data.inputs.split(size), targets.split(size), strict=True)),
         likelihood="gaussian",
-        ridge=sum(squares) / len(squares),
+        ridge=RIDGE * sum(squares) / len(squares),
         structure=structure,
         progress=False,
         execution=whence.Execution(max_memory=MEMORY if data.inputs.is_cuda else None),
     )
     found = [tracer.predict(some).laplace / tracer.sigma.diagonal().mean() for some in inputs.split(size)]
-    posterior = torch.cat(found).mean(1).cpu()
-    return posterior / (1 + posterior)
+    return torch.cat(found).mean(1).cpu()
 
 
 def _squared_gradient(network: nn.Module, row: Tensor) -> float:
@@ -125,10 +124,10 @@ def _squared_gradient(network: nn.Module, row: Tensor) -> float:
 def traced(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> Found:
     """Of one network by `whence`.
 
-    "supported noise" is the disagreement times one minus the leverage. With c training examples like an input, its
-    leverage is 1 / (1 + c); of the variance of a new label, a Dirichlet distribution with c counts leaves 1 / (1 + c)
-    to ignorance and c / (1 + c) to noise. "leverage" is that of the same network before training: it has seen no
-    labels, so that shuffled labels cannot change it.
+    "variance" is that of the same network before training: it has seen no labels, so shuffled labels cannot change it.
+    "supported noise" is the noise over one plus this variance. With c training examples like an input, its variance is
+    about 1 / c; of the variance of a new label, a Dirichlet distribution with c counts leaves 1 / (1 + c) to ignorance
+    and c / (1 + c) to noise.
 
     Args:
         network: trained, in evaluation mode.
@@ -139,13 +138,13 @@ def traced(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> Fo
     found = explained(network, data, inputs, structure=structure)
     with torch.no_grad():
         outputs = torch.cat([network(some) for some in inputs.split(at_once(inputs))]).double()
-    before = leverages(untrained(network), data, inputs, structure)
+    before = variances(untrained(network), data, inputs, structure)
     measures = {
         "entropy": entropy(outputs.softmax(1)),
         "noise": found.noise,
         "disagreement": found.disagreement,
-        "supported noise": found.disagreement.cpu() * (1 - before),
-        "leverage": before,
+        "supported noise": found.noise.cpu() / (1 + before),
+        "variance": before,
         "scarcity": found.scarcity,
         "Ho": found.ho,
         "HeC3": found.hec3,

@@ -11,7 +11,6 @@ import torch
 
 import whence
 from whence.plots import rank_scatter
-from whence.report import Group
 from whence_paper.experiment import Experiment, Settings
 from whence_paper.pictures import new_figure, save
 from whence_paper.records import Record
@@ -50,17 +49,14 @@ def show(settings: Settings, record: Record) -> list[Path]:
     written = []
     for run in record.runs():
         found = run.results
-        groups = [
-            Group("other classes"),
-            Group(f"random labels in training: {found['noisy']}", "noise"),
-            Group(f"missing from training: {found['missing']}", "scarcity"),
-        ]
+        noisy, missing = f"random labels in training: {found['noisy']}", f"missing from training: {found['missing']}"
+        groups = [("other classes", noisy, missing)[kind] for kind in found["kinds"]]
         values = {"ho": found["ranks"]["Ho"], "hec3": found["ranks"]["HeC3"]}
         drawn = {name: torch.tensor(value, dtype=torch.float64)[:, None] for name, value in values.items()}
         figure = new_figure(5.4, 6.2)
         ax = figure.subplots()
         uncertainty = whence.Uncertainty(torch.zeros(len(found["kinds"]), 1), {}, drawn)
-        rank_scatter(uncertainty, [groups[kind] for kind in found["kinds"]], ax)
+        rank_scatter(uncertainty, groups, {noisy: "noise", missing: "scarcity"}, ax)
         handles, names = ax.get_legend_handles_labels()
         legend = ax.get_legend()
         if legend is not None:

@@ -11,21 +11,23 @@ import math
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-import whence
-from whence.plots import source_map
+from whence.plots import BLUE, GREY, VERMILLION, quiet
 from whence_paper.data import Housing
 from whence_paper.experiment import Experiment, Settings
 from whence_paper.pictures import new_figure, save
 from whence_paper.records import Record, Run
 from whence_paper.tables import Table, mean_and_sd, write_tables
 
-from .fitting import GROUPS, KINDS, add_options, by_setting, configuration, fitted, kinds_of, neighbours, trained
+from .fitting import KINDS, add_options, by_setting, configuration, fitted, kinds_of, neighbours, trained
 from .problems import Problem, housing, of_housing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 KILOMETRES = 111.2
 """Of a degree of latitude."""
@@ -155,18 +157,44 @@ def show(settings: Settings, record: Record) -> list[Path]:
     drawn = next((run.results for run in record.runs() if "kinds" in run.results), None)
     if drawn is None:  # the map is of the first split
         return written
-    tones = list(GROUPS.values())
     figure = new_figure(6.4, 6.6)
-    ax = source_map(
-        torch.tensor(drawn["longitude"]),
-        torch.tensor(drawn["latitude"]),
-        whence.Uncertainty(torch.zeros(len(drawn["kinds"]), 1), {}),
-        torch.tensor(drawn["error"]),
-        groups=[tones[kind] for kind in drawn["kinds"]],
-        ax=figure.subplots(),
-    )
-    ax.set_title("Test districts; errors of the median house value in 100,000 $", fontsize="medium")
+    draw_map(drawn, figure.subplots())
     return [*written, save(figure, settings.out / f"{record.path.stem}.png")]
+
+
+def draw_map(drawn: dict[str, Any], ax: Axes) -> None:
+    """Districts as circles: the area shows the error, the colour the kind."""
+    columns = ("longitude", "latitude", "error", "kinds")
+    east, north, error, kinds = (torch.tensor(drawn[name]) for name in columns)
+    scale = float(error.quantile(0.99))
+    styles = [  # plain ones at the back
+        (0, "neither", GREY, 0.3, 0.0),
+        (2, "Ho-uncertain: few examples nearby", VERMILLION, 0.65, 0.4),
+        (1, "HeC3-uncertain: noisy values nearby", BLUE, 0.65, 0.4),
+    ]
+    for kind, name, colour, opacity, edge in styles:
+        here = (kinds == kind).nonzero().squeeze(1)
+        here = here[error[here].argsort(descending=True, stable=True)]  # small circles on top of large ones
+        style: dict[str, Any] = {"alpha": opacity, "edgecolors": "white", "linewidths": edge}
+        ax.scatter(east[here], north[here], areas(error[here], scale), colour, label=name, **style)
+    for shown in (float(f"{scale / 8:.1g}"), float(f"{scale:.1g}")):
+        size = float(areas(torch.tensor(shown), scale))
+        ax.scatter([], [], size, GREY, alpha=0.6, linewidths=0, label=f"error {shown:g}")
+    handles, names = ax.get_legend_handles_labels()
+    order = (2, 1, 0, 3, 4)
+    legend = ax.legend([handles[at] for at in order], [names[at] for at in order], fontsize="small", edgecolor="none")
+    for handle in legend.legend_handles[:3]:
+        if handle is not None:
+            handle.set(sizes=[36.0], alpha=0.9)
+    middle = math.radians(float(north.mean()))
+    ax.set(xlabel="longitude, °", ylabel="latitude, °", aspect=1.0 / math.cos(middle))
+    ax.set_title("Test districts; errors of the median house value in 100,000 $", fontsize="medium")
+    quiet(ax)
+
+
+def areas(errors: Tensor, scale: float) -> Tensor:
+    """Areas of circles in points squared, for errors up to `scale`."""
+    return 2.0 + 128.0 * (errors / scale).clamp_max(1.0)
 
 
 def _scarcest(runs: list[Run], name: str, digits: int) -> str:

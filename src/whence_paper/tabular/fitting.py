@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from whence.plots import by_source
-from whence.report import Group
 from whence_paper import networks
 from whence_paper.experiment import Settings
 from whence_paper.images.training import Recipe, initialised, train
@@ -94,11 +92,6 @@ def fitted(network: nn.Module, problem: Problem, settings: Settings) -> whence.T
 
 
 KINDS = ("neither", "HeC3-uncertain", "Ho-uncertain")
-GROUPS = {
-    "plain": Group("neither"),
-    "noise": Group("HeC3-uncertain: noisy values nearby", "noise"),
-    "scarcity": Group("Ho-uncertain: few examples nearby", "scarcity"),
-}
 
 
 def kinds_of(found: whence.Uncertainty, share: float) -> Tensor:
@@ -110,7 +103,9 @@ def kinds_of(found: whence.Uncertainty, share: float) -> Tensor:
         >>> kinds_of(whence.Uncertainty(torch.zeros(4, 1), {}, {"ho": ho, "hec3": hec3}), 0.25)
         tensor([0, 1, 2, 0])
     """
-    return torch.tensor([list(GROUPS).index(group.tone) for group in by_source(found, share)])
+    ho, hec3 = (found.trace(name).argsort(stable=True).argsort() for name in ("ho", "hec3"))
+    uncertain = torch.maximum(ho, hec3) >= len(found) - max(round(share * len(found)), 1)
+    return torch.where(uncertain, torch.where(hec3 > ho, 1, 2), 0)
 
 
 def neighbours(places: Tensor, among: Tensor, count: int = 20, batch: int = 500) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
@@ -37,30 +37,17 @@ class Root:
 
 
 @dataclass(frozen=True)
-class ParameterView:
-    """A tracked tensor that is a matrix parameter, perhaps transposed, or some of its rows."""
-
-    rows: tuple[int, int] | None = None
-    transposed: bool = False
-
-
-@dataclass(frozen=True)
 class Tracked:
-    """A tensor that depends on parameters but on no example. `view` is set if it is a view of one parameter."""
+    """A tensor that depends on parameters but on no example."""
 
     tensor: Tensor
     roots: tuple[Root, ...]
-    view: ParameterView | None = None
+    transposed: bool | None = None  # whether it is a transposed parameter; `None` if it is no parameter
 
     @property
     def parameter(self) -> str | None:
-        """The parameter's name, if this is a parameter or a simple view of one."""
-        return self.roots[0].parameter if self.view is not None else None
-
-    @property
-    def whole(self) -> bool:
-        """Whether this is an unchanged parameter."""
-        return self.view == ParameterView()
+        """The parameter's name, if this is a parameter, perhaps transposed."""
+        return None if self.transposed is None else self.roots[0].parameter
 
 
 class Use(ABC):
@@ -99,7 +86,7 @@ class Use(ABC):
 CallSite = tuple[str, tuple[str, ...], int]  # kind and parameters of a call, and the number of earlier calls like it
 
 
-@dataclass
+@dataclass(eq=False)
 class Record:
     """A use of parameters, and the place of its output in the autograd graph."""
 
@@ -107,9 +94,8 @@ class Record:
     roles: Mapping[str, Tracked]
     edge: GradientEdge
     output: tuple[torch.Size, torch.dtype, torch.device]  # shape, dtype and device of the output
-    site: CallSite | None  # the call, if the batch axis of its output was guessed from the shape
-    input_edges: tuple[tuple[Any, int], ...] = ()  # graph edges of the call's other inputs
-    guessed: bool = False  # whether no such use occurred when the capture was verified
+    input_edges: tuple[tuple[Any, int], ...]  # graph edges of the call's other inputs
+    guess: CallSite | None  # the call, if it was only guessed that its output has a batch axis
     layout: Layout | None = None  # where the examples are in the output, once known
 
     @property
@@ -121,9 +107,7 @@ class Record:
     def key(self) -> tuple[Any, ...]:
         """Identifies uses by the same line of code, in any batch."""
         names = tuple(
-            (role, root.parameter, source.view is None or (source.view.transposed, source.view.rows is None))
-            for role, source in self.roles.items()
-            for root in source.roots
+            (role, root.parameter, source.transposed) for role, source in self.roles.items() for root in source.roots
         )
         return (type(self.use).__name__, self.use.groups, self.use.transposed, names, len(self.shape))
 
@@ -137,57 +121,55 @@ class Record:
         return list(possible_layouts(self.use.axes(self.shape), self.shape, n))
 
 
-@dataclass
-class BatchAxes:
-    """Which outputs have a batch axis: guessed from their shapes, verified on the first batch, then reused."""
-
-    refuted: set[CallSite] = field(default_factory=set)  # call sites whose outputs have none
-    answers: dict[CallSite, bool] = field(default_factory=dict)  # from the first batch, and confirmed by later ones
-    verified: bool = False  # whether the answers are verified; then only new call sites are guessed
-
-    def exists(self, site: CallSite, guess: Callable[[], bool]) -> bool:
-        """Whether the output of a call has a batch axis."""
-        if not self.verified or site in self.refuted:
-            self.answers[site] = site not in self.refuted and guess()
-        if site in self.answers:
-            return self.answers[site]
-        same = {answer for other, answer in self.answers.items() if other[:2] == site[:2]}
-        return same.pop() if len(same) == 1 else guess()  # one answer for all, as for a cell called once per token
-
-
 class Recorder(TorchFunctionMode):
-    """Records the calls of one forward pass; `batch_axes` come from an earlier run, or are filled in by this one.
+    """Records the calls of one forward pass of n examples.
 
-    A reader that calls other functions does so under `with recorder:`, so that these calls are read too.
+    `batch_axes` says whether the outputs of some calls have a batch axis; for all others it is guessed from the shape,
+    and noted in `sites`. A reader that calls other functions does so under `with recorder:`, so that these calls are
+    read too.
     """
 
     def __init__(
-        self, readers: Mapping[Function, Reader], parameters: Mapping[str, Tensor], examples: int, batch_axes: BatchAxes
+        self,
+        readers: Mapping[Function, Reader],
+        parameters: Mapping[str, Tensor],
+        examples: int,
+        batch_axes: Mapping[CallSite, bool],
     ) -> None:
         super().__init__()
         self.readers = readers
         self.examples = examples
         self.batch_axes = batch_axes
         self.records: list[Record] = []
+        self.sites: dict[CallSite, bool] = {}
         self._site: CallSite | None = None
         self._arguments: list[Any] = []
         self._calls: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self._tracked = {
-            id(parameter): Tracked(parameter, (Root(name, parameter),), ParameterView())
+            id(parameter): Tracked(parameter, (Root(name, parameter),), transposed=False)
             for name, parameter in parameters.items()
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, through its reader if there is one and an argument is tracked."""
+        """Call the function, through its reader if there is one and an argument is tracked.
+
+        What any other function makes of tracked tensors alone is tracked.
+        """
         keywords = kwargs or {}
-        reader = self.readers.get(func)
-        if reader is None:
-            return func(*args, **keywords)
         arguments = flat_arguments(args, keywords)
         if not self.tracks(*arguments):
             return func(*args, **keywords)
-        self._arguments = arguments
-        return reader(self, func, args, keywords)
+        reader = self.readers.get(func)
+        if reader is not None:
+            self._arguments = arguments
+            return reader(self, func, args, keywords)
+        out = func(*args, **keywords)
+        sources = [self.source(one) for one in arguments if isinstance(one, Tensor)]
+        tracked = [source for source in sources if source is not None]
+        if len(tracked) == len(sources):
+            for one in out if isinstance(out, (tuple, list)) else (out,):
+                self.track(one, *tracked)
+        return out
 
     def tracks(self, *tensors: Any) -> bool:
         """Whether any of these is a tracked tensor."""
@@ -204,16 +186,16 @@ class Recorder(TorchFunctionMode):
         sources = {role: self._tracked[id(tensor)] for role, tensor in roles.items() if id(tensor) in self._tracked}
         if not sources or not output.requires_grad:  # the model itself disabled gradients
             return
-        guessed = site is not None and self.batch_axes.verified and site not in self.batch_axes.answers
+        guess = None if site in self.batch_axes else site
         described = (output.shape, output.dtype, output.device)
         in_roles = {id(source.tensor) for source in sources.values()}
         inputs = [one for one in self._arguments if use.has_inputs and isinstance(one, Tensor) and one.requires_grad]
         edges = [get_gradient_edge(one) for one in inputs if id(one) not in in_roles]
         others = tuple((edge.node, edge.output_nr) for edge in edges)
-        self.records.append(Record(use, sources, get_gradient_edge(output), described, site, others, guessed))
+        self.records.append(Record(use, sources, get_gradient_edge(output), described, others, guess))
 
     def track(
-        self, output: Any, *sources: Tracked, view: ParameterView | None = None, index: Tensor | None = None
+        self, output: Any, *sources: Tracked, transposed: bool | None = None, index: Tensor | None = None
     ) -> None:
         """Track `output`, which was computed from tracked tensors only."""
         self._site = None
@@ -222,14 +204,17 @@ class Recorder(TorchFunctionMode):
         roots = {id(root.tensor): root for source in sources for root in source.roots}
         if index is not None:
             roots = {0: Root(sources[0].roots[0].parameter, output, index)}
-        self._tracked[id(output)] = Tracked(output, tuple(roots.values()), view)
+        self._tracked[id(output)] = Tracked(output, tuple(roots.values()), transposed)
 
     def has_batch_axis(self, kind: str, sources: Sequence[Tracked], shape: Sequence[int]) -> bool:
         """Whether an output of this shape has a batch axis; if not, it is a function of parameters alone."""
         names = tuple(root.parameter for source in sources for root in source.roots)
         site = (kind, names, self._calls[kind, names])
         self._calls[kind, names] += 1
-        found = self.batch_axes.exists(site, lambda: any(possible_layouts(range(len(shape)), shape, self.examples)))
+        found = self.batch_axes.get(site)
+        if found is None:
+            found = any(possible_layouts(range(len(shape)), shape, self.examples))
+        self.sites[site] = found
         self._site = site if found else None
         return found
 

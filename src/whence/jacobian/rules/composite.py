@@ -16,11 +16,10 @@ from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Re
 
 
 def _projected(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
-    """Queries, keys and values: as in torch, but gradients of a product's parts are joined, not padded and added."""
+    """Queries, keys and values, as parts of products with the whole weight, whose gradients are joined, not added."""
     if query is key is value:
         return [part.contiguous() for part in F.linear(query, weight, bias).chunk(3, -1)]
-    biases = (None, None, None) if bias is None else bias.chunk(3)
-    return [F.linear(*each) for each in zip((query, key, value), weight.chunk(3), biases, strict=True)]
+    return [F.linear(one, weight, bias).chunk(3, -1)[at].contiguous() for at, one in enumerate((query, key, value))]
 
 
 # torch's own function, written in Python, without the line that passes the whole call to the recorder.
@@ -56,40 +55,17 @@ def _gru(inputs: Tensor, hidden: Tensor, state: State) -> State:
     return ((1 - update) * candidate + update * state[0],)
 
 
-def _scan(step: Step, inputs: Tensor, state: State, weights: Sequence[Tensor], biased: bool) -> tuple[Tensor, State]:
-    """One layer in one direction over inputs (t, n, i)."""
+def _scan(step: Step, inputs: Tensor, state: State, weights: Sequence[Any], biased: bool) -> tuple[list[Tensor], State]:
+    """One layer in one direction over inputs (t, n, i): hidden states at all steps, and the last state."""
     w_ih, w_hh, *rest = weights
-    b_ih, b_hh = (rest[0], rest[1]) if biased else (None, None)
-    project = rest[2 * biased] if len(rest) > 2 * biased else None
-    fed = F.linear(inputs, w_ih, b_ih)
+    b_ih, b_hh, *project = rest if biased else (None, None, *rest)
     outputs = []
-    for now in fed.unbind(0):
+    for now in F.linear(inputs, w_ih, b_ih).unbind(0):
         state = step(now, F.linear(state[0], w_hh, b_hh), state)
-        if project is not None:
-            state = (F.linear(state[0], project), *state[1:])
+        if project:
+            state = (F.linear(state[0], project[0]), *state[1:])
         outputs.append(state[0])
-    return torch.stack(outputs), state
-
-
-def _run(step: Step, given: dict[str, Any], states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """All layers and directions; final states are stacked as the initial ones."""
-    inputs = given["input"].transpose(0, 1) if given["batch_first"] else given["input"]
-    directions = 2 if given["bidirectional"] else 1
-    biased, params = bool(given["has_biases"]), list(given["params"])
-    each = len(params) // (given["num_layers"] * directions)
-    finals: list[State] = []
-    for layer in range(given["num_layers"]):
-        outputs = []
-        for direction in range(directions):
-            at = layer * directions + direction
-            sequence = inputs.flip(0) if direction else inputs
-            state = tuple(tensor[at] for tensor in states)
-            out, final = _scan(step, sequence, state, params[at * each : (at + 1) * each], biased)
-            outputs.append(out.flip(0) if direction else out)
-            finals.append(final)
-        inputs = outputs[0] if directions == 1 else torch.cat(outputs, -1)
-    last = [torch.stack(tensors) for tensors in zip(*finals, strict=True)]
-    return (inputs.transpose(0, 1) if given["batch_first"] else inputs), last
+    return outputs, state
 
 
 RECURRENT = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
@@ -98,28 +74,28 @@ RECURRENT = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "tr
 def _network(step: Step) -> Reader:
     def read(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
         given = bind(RECURRENT, args, kwargs)
-        params = given["params"]
-        packed = not isinstance(params, (list, tuple)) or not isinstance(given["has_biases"], bool)
+        params, biased = given["params"], given["has_biases"]
+        packed = not isinstance(params, (list, tuple)) or not isinstance(biased, bool)
         if packed or not recorder.tracks(*params) or (given["train"] and given["dropout"] > 0):
             return function(*args, **kwargs)
         states = given["hx"] if isinstance(given["hx"], (list, tuple)) else [given["hx"]]
+        count = len(states[0])  # layers times directions
+        weights = [params[at : at + len(params) // count] for at in range(0, len(params), len(params) // count)]
+        directions = count // given["num_layers"]
+        finals: list[State] = []
         with recorder:
-            outputs, last = _run(step, given, states)
-        return (outputs, *last)
-
-    return read
-
-
-def _cell(step: Step) -> Reader:
-    def read(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-        given = bind(("input", "hx", "w_ih", "w_hh", "b_ih", "b_hh"), args, kwargs)
-        if not recorder.tracks(*(given.get(name) for name in ("w_ih", "w_hh", "b_ih", "b_hh"))):
-            return function(*args, **kwargs)
-        state = tuple(given["hx"]) if isinstance(given["hx"], (list, tuple)) else (given["hx"],)
-        with recorder:
-            fed = F.linear(given["input"], given["w_ih"], given.get("b_ih"))
-            new = step(fed, F.linear(state[0], given["w_hh"], given.get("b_hh")), state)
-        return new if len(new) > 1 else new[0]
+            inputs = given["input"].transpose(0, 1) if given["batch_first"] else given["input"]
+            for layer in range(given["num_layers"]):
+                outputs = []
+                for direction in range(directions):
+                    at = layer * directions + direction
+                    sequence = inputs.flip(0) if direction else inputs
+                    out, final = _scan(step, sequence, tuple(one[at] for one in states), weights[at], biased)
+                    outputs.append(torch.stack(out[::-1] if direction else out))
+                    finals.append(final)
+                inputs = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+            last = [torch.stack(each) for each in zip(*finals, strict=True)]
+            return (inputs.transpose(0, 1) if given["batch_first"] else inputs), *last
 
     return read
 
@@ -133,5 +109,4 @@ STEPS: dict[str, Step] = {
 READERS: dict[Function, Reader] = {
     F.multi_head_attention_forward: attention,
     **{getattr(torch, name): _network(step) for name, step in STEPS.items()},
-    **{getattr(torch, f"{name}_cell"): _cell(step) for name, step in STEPS.items()},
 }

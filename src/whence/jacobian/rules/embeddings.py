@@ -69,7 +69,7 @@ def look_up(recorder: Recorder, out: Tensor, weight: Tensor, index: Tensor, padd
     if recorder.has_batch_axis("rows", [source], index.shape):
         recorder.record(RowsUse(index, tuple(weight.shape), padding), out, weight=weight)
     else:
-        recorder.track(out, source, index=index if source.whole and padding is None else None)
+        recorder.track(out, source, index=index if source.transposed is False and padding is None else None)
     return out
 
 
@@ -91,31 +91,20 @@ def index_select(recorder: Recorder, function: Function, args: Arguments, kwargs
 
 
 def embedding_bag(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`F.embedding_bag(index, weight, offsets)`, sums and means as sums over an embedding; no rule for maxima."""
+    """`F.embedding_bag(index, weight)` of bags of one length, sums and means, as sums over an embedding."""
     given = bind(BAG, args, kwargs)
-    weight, mode = given["weight"], given.get("mode", "mean")
-    if not recorder.tracks(weight) or mode == "max":
+    index, weight, mode = given["input"], given["weight"], given.get("mode", "mean")
+    if not recorder.tracks(weight) or mode == "max" or index.dim() == 1:
         return function(*args, **kwargs)
     refuse_rescaling(given)
-    index, factors = given["input"], given.get("per_sample_weights")
+    factors = given.get("per_sample_weights")
     factors = torch.ones_like(index, dtype=weight.dtype) if factors is None else factors
     if given.get("padding_idx") is not None:
         factors = factors * (index != given["padding_idx"] % weight.shape[0])
-    if index.dim() == 1:
-        index, factors = _pad_bags(index, factors, given["offsets"], bool(given.get("include_last_offset")))
     if mode == "mean":
         factors = factors / factors.sum(1, keepdim=True).clamp(min=1)
     with recorder:
         return (F.embedding(index, weight) * factors.unsqueeze(2)).sum(1)
-
-
-def _pad_bags(index: Tensor, factors: Tensor, offsets: Tensor, closed: bool) -> tuple[Tensor, Tensor]:
-    """Consecutive bags of different lengths, padded to (b, longest) with weight 0."""
-    bounds = offsets if closed else torch.cat([offsets, offsets.new_tensor([len(index)])])
-    lengths = bounds.diff()
-    steps = torch.arange(int(lengths.max()) if len(lengths) else 0, device=index.device)
-    where = (bounds[:-1, None] + steps).clamp(max=max(len(index) - 1, 0))
-    return index[where], factors[where] * (steps < lengths[:, None])
 
 
 TABLE = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")

@@ -15,32 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whence.jacobian.gradients import Layout
-from whence.jacobian.rules.base import (
-    Arguments,
-    Function,
-    Keywords,
-    ParameterView,
-    Reader,
-    Recorder,
-    Tracked,
-    Use,
-    bind,
-    functions,
-)
+from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Tracked, Use, bind, functions
 from whence.jacobian.rules.embeddings import look_up
 
 # --- Functions of parameters alone ------------------------------------------------------------------------------------
-
-
-def parameters_only(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """Functions of one tensor; with several tensors, the result is tracked if all of them are."""
-    out = function(*args, **kwargs)
-    if recorder.tracks(*args):
-        sources = [recorder.source(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        tracked = [source for source in sources if source is not None]
-        if len(tracked) == len(sources):
-            recorder.track(out, *tracked)
-    return out
 
 
 def transpose(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
@@ -48,41 +26,20 @@ def transpose(recorder: Recorder, function: Function, args: Arguments, kwargs: K
     out = function(*args, **kwargs)
     source = recorder.source(args[0] if args else kwargs.get("input"))
     if source is not None:
-        matrix = source.view is not None and source.view.rows is None and source.tensor.dim() == 2
-        turned = source.view is not None and not source.view.transposed
-        recorder.track(out, source, view=ParameterView(transposed=turned) if matrix else None)
+        matrix = source.parameter is not None and source.tensor.dim() == 2
+        recorder.track(out, source, transposed=not source.transposed if matrix else None)
     return out
 
 
 def item(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`W[...]`: rows of a matrix, a lookup by an index tensor, or any other slice."""
+    """`W[...]`: a lookup by an index tensor, or any other slice."""
     out = function(*args, **kwargs)
     tensor, index = args
-    source = recorder.source(tensor)
     if isinstance(index, Tensor) and not index.is_floating_point() and index.dtype != torch.bool:
         return look_up(recorder, out, tensor, index, None)
+    source = recorder.source(tensor)
     if source is not None:
-        view = None
-        if source.whole and isinstance(index, slice):
-            start, stop, step = index.indices(source.tensor.shape[0])
-            view = ParameterView(rows=(start, max(start, stop))) if step == 1 else None
-        recorder.track(out, source, view=view)
-    return out
-
-
-def parts(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`chunk`, `split` and `unbind`: several tensors, all tracked."""
-    out = function(*args, **kwargs)
-    source = recorder.source(args[0] if args else None)
-    if source is None:
-        return out
-    start = 0
-    dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
-    for part in out:
-        rows = source.whole and dim == 0 and part.dim() == source.tensor.dim()
-        view = ParameterView(rows=(start, start + part.shape[0])) if rows else None
-        start += part.shape[0] if rows else 0
-        recorder.track(part, source, view=view)
+        recorder.track(out, source)
     return out
 
 
@@ -179,19 +136,6 @@ def prelu(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywo
         return torch.where(inputs >= 0, inputs, slopes * inputs)
 
 
-VIEWS = (
-    *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "swapaxes", "movedim"),
-    *("narrow", "select", "diagonal", "contiguous", "to", "type", "type_as", "float", "double", "half", "bfloat16"),
-    *("clone", "view_as", "reshape_as", "flip", "roll", "tril", "triu", "diag", "diag_embed"),
-)
-UNARY = (
-    *("neg", "exp", "log", "sqrt", "rsqrt", "square", "abs", "reciprocal", "sigmoid", "tanh", "softmax", "log_softmax"),
-    *("relu", "clamp", "sum", "mean", "norm", "expm1", "log1p", "sin", "cos", "positive", "cumsum", "negative"),
-)
-ACTIVATIONS = ("softplus", "relu", "gelu", "silu", "elu", "normalize", "softmax", "log_softmax", "sigmoid", "tanh")
-RESIZED = ("interpolate", "pad")
-PARTS = ("chunk", "split", "unbind", "tensor_split")
-
 BINARY = ("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "pow", "maximum", "minimum")
 MORE = ("where", "lerp", "addcmul", "addcdiv", "rsub", "float_power")
 OPERATORS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "div", "rdiv", "pow", "rpow")
@@ -200,11 +144,7 @@ IN_PLACE = tuple(f"{name}_" for name in ("add", "sub", "mul", "div", "addcmul", 
 IN_PLACE_METHODS = tuple(f"__{name}__" for name in ("iadd", "isub", "imul", "itruediv", "idiv"))
 
 PARAMETER_READERS: dict[Function, Reader] = {
-    **dict.fromkeys(functions(torch, *VIEWS, *UNARY, "_weight_norm"), parameters_only),
-    **dict.fromkeys(functions(Tensor, *VIEWS, *UNARY, "__neg__"), parameters_only),
-    **dict.fromkeys(functions(F, *ACTIVATIONS, *RESIZED), parameters_only),
     **dict.fromkeys([torch.t, Tensor.t, *(getattr(Tensor, name).__get__ for name in ("T", "mT"))], transpose),
-    **dict.fromkeys([*functions(torch, *PARTS), *functions(Tensor, *PARTS)], parts),
     **dict.fromkeys(functions(torch, "cat", "concat", "concatenate", "stack", "hstack", "vstack"), concatenation),
     Tensor.__getitem__: item,
 }

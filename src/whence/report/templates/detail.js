@@ -1,10 +1,10 @@
 // One prediction: the input, the answer with its range, the verdict, and the training examples behind it.
 const reasons = (i) => {
   const found = points.noise[i];
-  const around = data.classes ? `Two labels of inputs like this one differ in ${percent(found)} of all pairs` : `Targets of training examples like this one vary by ${short(found, 2)}`;
-  const limit = data.classes ? percent(data.noiseLimit) : short(data.noiseLimit, 2);
-  const noise = `${around}; noisy from ${limit} on.`;
-  const scarcity = `Its scarcity is ${short(points.scarcity[i], 2)} (1 is ordinary); ${percent(points.scarcityP[i])} of ordinary training examples reach that.`;
+  const shown = (value) => (data.classes ? percent(value) : short(value, 2));
+  const around = data.classes ? "labels of inputs like this one contradict each other" : "targets of inputs like this one vary";
+  const noise = `Its noise, how much ${around}, is ${shown(found)}; noisy from ${shown(data.noiseLimit)} on.`;
+  const scarcity = `Its scarcity is ${short(points.scarcity[i], 2)} (1 is ordinary); ${percent(points.scarcityP[i])} of comparable training examples are as unusual.`;
   const undecided = points.undecided[i] ? [`The model itself is undecided: it gives its answer a probability of ${percent(points.probability[i])}.`] : [];
   return [noise, scarcity, ...undecided];
 };
@@ -62,7 +62,7 @@ const detail = (i, headingId) => {
   const verdict = points.verdict[i];
   const place = tracedAt.get(i);
   const examples = place === undefined
-    ? [make("p", { class: "aside" }, "This prediction was not traced to training examples; its verdict is an estimate.")]
+    ? [make("p", { class: "aside" }, "This prediction was not traced to training examples.")]
     : [
         verdict === 2 || verdict === 4 ? null : exampleList(data.check[place], "Labels to check", "Training examples with the largest shares of HeC3."),
         verdict === 2 || verdict === 3 ? exampleList(data.near[place], "Nearest examples", "Training examples with the largest shares of Ho: what the prediction rests on.") : null,

@@ -76,7 +76,7 @@ const drawAxes = () => {
   pen.fillStyle = colour("ink"); pen.textAlign = "center"; pen.textBaseline = "bottom";
   pen.fillText("scarcity: 1 is ordinary →", MARGIN.left + w / 2, scene.height - 2);
   pen.save(); pen.translate(11, MARGIN.top + h / 2); pen.rotate(-Math.PI / 2); pen.textBaseline = "middle";
-  pen.fillText(data.classes ? "noise: pairs of labels that differ →" : "noise: spread of targets nearby →", 0, 0); pen.restore();
+  pen.fillText(data.classes ? "noise of the labels nearby →" : "noise: spread of targets nearby →", 0, 0); pen.restore();
 };
 
 const drawLimits = () => {

@@ -7,8 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from whence._version import __version__
-from whence.errors import InputError, LoaderError
-from whence.io.files import Draft, Saved, damaged, opened, plain, printable, write_file
-from whence.io.fit import ADDRESS, check_same, write_model
-from whence.runtime.execution import Progress, State
-from whence.runtime.model_state import as_bytes, checksum
+from whence.errors import InputError, LoaderError, printable
+from whence.runtime.files import SavedFile, damaged, fitting_together, opened, write_file
+from whence.runtime.model_state import ADDRESS, as_bytes, check_same_model, checksum, describe_model
 
 START = "start.whence"
+State = Mapping[str, Tensor]  # tensors by name, to which a pass adds in place
 
 
 class Checkpoint:
     """Saves the states of passes in a folder and restores them; `every` is in seconds, `key` identifies the fit."""
 
-    def __init__(self, folder: Path, every: float, key: str, examples: int, progress: Progress) -> None:
-        self.folder, self.every, self.key, self.examples, self.progress = folder, every, key, examples, progress
+    def __init__(self, folder: Path, every: float, key: str, examples: int, say: Callable[[str], None]) -> None:
+        self.folder, self.every, self.key, self.examples, self.say = folder, every, key, examples, say
         self._number, self._last = 0, 0.0
         self._description: dict[str, Any] = {}
         self._state: State = {}
@@ -43,25 +41,25 @@ class Checkpoint:
         if not self._path.exists():
             return 0
         with opened(self._path) as saved:
-            done = saved.fields.get("done")
-            if saved.fields.get("kind") != "pass" or saved.fields.get("key") != self.key:
+            described, done = saved.manifest, saved.manifest.get("done")
+            if described.get("kind") != "pass" or described.get("key") != self.key:
                 raise InputError(
                     f"expected passes of one fit in the checkpoint, got one of another fit in {saved.path}. "
                     "Choose another folder, or remove this one."
                 )
             if type(done) is not int or not -1 <= done <= self.examples:
                 raise damaged(saved.path, "it does not say how many examples are in it")
-            if any(saved.fields.get(name) != value for name, value in self._description.items()):
+            if any(described.get(name) != value for name, value in self._description.items()):
                 return 0  # from other numbers, for example another machine's: the pass starts from zero
-            if saved.entries.keys() != state.keys():
+            if saved.names != state.keys():
                 raise damaged(saved.path, "its sums are not those of this pass")
-            for name, entry in saved.entries.items():
-                if (entry.dtype, entry.shape) != (state[name].dtype, state[name].shape):
-                    raise damaged(saved.path, f"{name} is of another shape")
             for name, tensor in state.items():
-                tensor.copy_(saved.read(name))
+                found = saved.tensor(name)
+                if (found.dtype, found.shape) != (tensor.dtype, tensor.shape):
+                    raise damaged(saved.path, f"{name} is of another shape")
+                tensor.copy_(found)
         end = "its end" if done == -1 else f"example {done}"
-        self.progress.say(f"whence: from the checkpoint: {label}, up to {end}")
+        self.say(f"whence: from the checkpoint: {label}, up to {end}")
         return None if done == -1 else done
 
     def save_if_due(self, done: int) -> None:
@@ -86,31 +84,29 @@ class Checkpoint:
 def open_checkpoint(
     folder: Path,
     every: float,
-    options: Mapping[str, Any],
+    options: Mapping[str, str],
     model: nn.Module,
     fingerprints: Tensor,
     limit: int,
-    progress: Progress,
+    say: Callable[[str], None],
 ) -> tuple[Checkpoint, int]:
     """Begin or continue a checkpoint; also return the memory limit of the fit, in bytes.
 
-    The folder may already hold a checkpoint of the same fit: the same options (in JSON), model and fingerprints (n,) of
-    the training examples. Its memory limit then replaces `limit`.
+    The folder may already hold a checkpoint of the same fit: the same options, model and fingerprints (n,) of the
+    training examples. Its memory limit then replaces `limit`.
     """
     _prepare(folder)
-    draft = Draft()
-    versions = {"whence": __version__, "torch": torch.__version__}
-    draft.put(kind="start", limit=limit, options={**versions, **options})
-    write_model(draft.part("model"), model)
-    path = folder / START
+    options = {"whence": __version__, "torch": torch.__version__, **options}
+    path, described = folder / START, describe_model(model)
     if path.exists():
-        with opened(path) as saved:
-            limit = _check_same_fit(saved, draft, model, fingerprints)
+        with opened(path) as saved, fitting_together(saved.path):
+            limit = _check_same_fit(saved, options, model, fingerprints)
     else:
-        write_file(path, draft.fields, {"fingerprints": fingerprints})
-    text = json.dumps([draft.fields[name] for name in ("options", "model")], sort_keys=True)
+        manifest = {"kind": "start", "limit": limit, "options": options, "model": described}
+        write_file(path, manifest, {"fingerprints": fingerprints})
+    text = json.dumps([options, described], sort_keys=True)
     key = hashlib.sha256(text.encode() + memoryview(as_bytes(fingerprints))).hexdigest()
-    return Checkpoint(folder, every, key, len(fingerprints), progress), limit
+    return Checkpoint(folder, every, key, len(fingerprints), say), limit
 
 
 def _prepare(folder: Path) -> None:
@@ -129,24 +125,18 @@ def _prepare(folder: Path) -> None:
         )
 
 
-def _check_same_fit(saved: Saved, draft: Draft, model: nn.Module, fingerprints: Tensor) -> int:
+def _check_same_fit(saved: SavedFile, options: Mapping[str, str], model: nn.Module, fingerprints: Tensor) -> int:
     """Raise unless the checkpoint belongs to this fit; return its memory limit."""
-    fields = saved.fields
-    if fields.get("kind") != "start":
-        raise damaged(saved.path, "it does not name its fit")
-    there, here = fields.get("options"), draft.fields["options"]
-    if not isinstance(there, dict):
-        raise damaged(saved.path, "it holds no options")
-    for name in dict.fromkeys([*here, *there]):
-        if there.get(name) != here.get(name):
+    described = saved.manifest
+    for name, here in options.items():
+        there = described["options"].get(name)
+        if there != here:
             raise InputError(
-                f"expected a checkpoint of this fit, got one with {name} {printable(str(there.get(name)), 200)} "
-                f"instead of {printable(str(here.get(name)), 200)} in {saved.path}. Use the same options, "
-                "or another folder."
+                f"expected a checkpoint of this fit, got one with {name} {printable(str(there), 200)} instead of "
+                f"{printable(here, 200)} in {saved.path}. Use the same options, or another folder."
             )
-    saved = replace(saved, dtypes={"index": (torch.int64,)})
-    check_same(saved.part("model"), model, same_torch=True)
-    seen = saved.tensor("fingerprints", "index", "examples")
+    check_same_model(described["model"], model)
+    seen = saved.tensor("fingerprints")
     if not torch.equal(seen, fingerprints):
         got = f"{len(fingerprints)} training examples instead of {len(seen)}"
         if len(seen) == len(fingerprints):
@@ -155,26 +145,17 @@ def _check_same_fit(saved: Saved, draft: Draft, model: nn.Module, fingerprints: 
             f"expected the training data of the checkpoint, in the same order, got {got}. Pass the same data, not "
             "shuffled, or use another folder."
         )
-    return saved.whole("limit", 0, 2**62)
+    return int(described["limit"])
 
 
-def json_of(option: Any, depth: int = 3) -> Any:
-    """An option as JSON: the same text for the same option, down to `depth` levels of nested objects.
+def option_text(option: Any) -> str:
+    """An option as text, the same for the same option.
 
     Examples:
-        >>> json_of(torch.float64), json_of(0.5), json_of(len)
-        ('torch.float64', 0.5, 'builtins.len')
+        >>> option_text(torch.float64), option_text(0.5)
+        ('torch.float64', '0.5')
     """
-    if option is None or isinstance(option, (bool, int, str)):
-        return option
-    if isinstance(option, float):
-        return plain(option)
-    if isinstance(option, Tensor):
-        return f"a tensor of checksum {checksum(option)}"
-    if callable(option) and hasattr(option, "__qualname__"):
-        return f"{option.__module__}.{option.__qualname__}"
-    inner = getattr(option, "__dict__", None)
-    if inner is None or isinstance(option, torch.dtype) or depth == 0:
-        return ADDRESS.sub("0x", repr(option))
-    kind = f"{type(option).__module__}.{type(option).__qualname__}"
-    return {"kind": kind, **{name: json_of(value, depth - 1) for name, value in sorted(inner.items())}}
+    text = repr(option)
+    if " object at 0x" in text and hasattr(option, "__dict__"):
+        text = f"{type(option).__qualname__}({vars(option)})"
+    return ADDRESS.sub("0x", text)

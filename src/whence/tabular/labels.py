@@ -1,0 +1,106 @@
+"""Labels that the other rows contradict, and the list of labels to check and rows to label first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from whence.influence.training import WrongLabels, wrong_labels
+from whence.tabular.fitted import FittedTable, Prepared
+from whence.tabular.predictions import RowPredictions, distinct_names
+from whence.tabular.target import Target
+
+if TYPE_CHECKING:
+    import pandas
+
+CHECK, LABEL = "check the label", "label"
+DOUBTFUL = 2.0  # standard deviations beyond which the other rows contradict a number
+POOL = 1_500  # outputs of rows without a label, those with the largest variances, from which rows are chosen
+
+
+def judge_labels(predictions: RowPredictions, train: Any) -> pandas.DataFrame:
+    """The label of each row, and what the other rows predict instead; `train` are the positions of the training rows.
+
+    Training rows are judged by the fit without them, all others by the prediction itself, with the same formula: for
+    classes suspicion is 1 - p(label), for numbers |label - suggested| over the standard deviation of an observation.
+
+    Columns are `label` and `suggested`, numbers or indices of classes; `sure`, the probability of the suggested class,
+    or the standard deviation of an observation around a number; `suspicion` and `rank`, which orders ties of it;
+    `contradicted`; and `counted`, whether the label is used to estimate the share of wrong ones.
+    """
+    import pandas  # an extra: only tables need it
+
+    target, tracer = predictions.fitted.model.target, predictions.fitted.tracer
+    labels, chances, uncertainty = predictions.values, predictions.probabilities, predictions.uncertainty
+    if target.classes:
+        suggested, sure = chances.argmax(1), chances.max(1)
+        suspicion = 1.0 - chances[numpy.arange(len(labels)), numpy.nan_to_num(labels).astype(int)]
+    else:
+        suggested = uncertainty.mean[:, 0].numpy()
+        sure = (uncertainty.laplace[:, 0] + tracer.noise_scale).sqrt().numpy()
+        suspicion = numpy.abs(labels - suggested) / sure
+    columns = {"suggested": suggested, "sure": sure, "suspicion": suspicion, "rank": 0}
+    frame = pandas.DataFrame({"label": labels, **columns}, dtype=float)
+    left_out = tracer.training_frame()
+    names = ["suggested", "suggested_probability" if target.classes else "suggested_std", "suspicion", "suspect_rank"]
+    frame.loc[train, list(columns)] = left_out[names].to_numpy(dtype=float)
+    known = frame["label"].notna()
+    frame.loc[~known, "suspicion"] = numpy.nan
+    contradicted = frame["label"] != frame["suggested"] if target.classes else frame["suspicion"] > DOUBTFUL
+    frame["contradicted"], frame["counted"] = known & contradicted, known
+    if predictions.fitted.model.learner == "trees":  # their splits have learned the labels of training rows
+        frame.loc[train, "counted"] = False
+    return frame
+
+
+def doubtful_rows(judged: pandas.DataFrame) -> Any:
+    """Positions of the rows whose label the other rows contradict, the most doubtful one first."""
+    ordered = judged[judged["contradicted"]].sort_values(["suspicion", "rank"], ascending=[False, True])
+    return ordered.index.to_numpy()
+
+
+def estimate_wrong(judged: pandas.DataFrame, target: Target) -> WrongLabels | None:
+    """How many labels are wrong in all; `None` for numbers."""
+    if not target.classes:
+        return None
+    label, suggested, sure = judged.loc[judged["counted"], ["label", "suggested", "sure"]].to_numpy().T
+    return wrong_labels(label, suggested, sure, len(target.classes))
+
+
+def suggestions(judged: pandas.DataFrame, target: Target) -> pandas.DataFrame:
+    """Columns for a file: the suggested label (the name of a class, or a number), how sure it is, the suspicion."""
+    found = judged[["suggested", "sure", "suspicion"]]
+    if target.classes:
+        found = found.assign(suggested=numpy.array(target.classes, dtype=object)[found["suggested"].astype(int)])
+    return found.rename(columns={"sure": "suggested_probability" if target.classes else "suggested_std"})
+
+
+def work_items(prepared: Prepared, fitted: FittedTable, judged: pandas.DataFrame, most: int) -> pandas.DataFrame:
+    """Labels that the other rows contradict, the most doubtful first, then rows to label first; at most `most` of each.
+
+    Columns are `row` in the file, `todo`, an empty `answer`, `label`, `suggested`, how sure that is, `suspicion`, and
+    the cells of all columns except the target.
+    """
+    import pandas  # an extra: only tables need it
+
+    target = prepared.model.target
+    check, label = doubtful_rows(judged)[:most], rows_to_label(prepared, fitted, most)
+    at = numpy.concatenate([check, label]).astype(int)
+    cells, found = prepared.frame.iloc[at], suggestions(judged, target).iloc[at].reset_index(drop=True)
+    items = pandas.DataFrame({"row": cells.index, "todo": [CHECK] * len(check) + [LABEL] * len(label), "answer": ""})
+    items = pandas.concat([items.assign(label=cells[target.name].to_numpy()), found], axis=1)
+    return pandas.concat([items, distinct_names(cells.drop(columns=target.name), items.columns)], axis=1)
+
+
+def rows_to_label(prepared: Prepared, fitted: FittedTable, most: int) -> Any:
+    """Positions of rows without a label whose labels would reduce the variance of all of them most."""
+    unlabelled, frame = prepared.split.unlabelled, prepared.frame
+    if not len(unlabelled):
+        return unlabelled
+    pool = max(1, POOL // prepared.model.target.outputs)
+    if len(unlabelled) > pool:
+        variance = fitted.tracer.predict(fitted.batches(frame.iloc[unlabelled])).hec3.sum(1)
+        unlabelled = unlabelled[variance.argsort(descending=True)[:pool].sort().values.cpu().numpy()]
+    chosen = fitted.tracer.suggest(min(most, len(unlabelled)), pool=fitted.batches(frame.iloc[unlabelled])).index
+    return unlabelled[chosen.cpu().numpy()]
