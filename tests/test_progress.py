@@ -158,3 +158,24 @@ def test_a_slow_fit_shows_its_progress(progress: bool, monkeypatch: pytest.Monke
     shown = capsys.readouterr().err
     for label in ("outputs, batch 1 of 3", "kernel, batch", "predictions, batch 1 of 3"):
         assert (label in shown) == progress
+
+
+@pytest.mark.parametrize("structure", ["auto", "core", "sketch", "ekfac", whence.Exact(road="primal")])
+def test_what_a_fit_takes_is_said_before_it_starts(
+    structure: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("SHORT", "LASTS"):
+        monkeypatch.setattr(f"whence.fitting.{name}", 0.0)
+    fit(mlp(), batches(), structure=structure, progress=False)
+    assert capsys.readouterr().err == ""
+    fit(mlp(), batches(), structure=structure, progress=True)
+    first = capsys.readouterr().err.splitlines()[0]
+    assert "takes about 0 s and" in first
+    wanted = whence.estimate(mlp(), batches(), structure=structure)
+    assert first.startswith(f"whence: {wanted.structure} ")
+    assert first.endswith(("KiB", "MiB"))
+
+
+def test_nothing_is_said_of_what_takes_a_moment(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(mlp(), batches(), progress=True)
+    assert "takes about" not in capsys.readouterr().err

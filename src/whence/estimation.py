@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from whence.api import STRUCTURES
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
 from whence.curvature.accumulate import LayerGradients
-from whence.curvature.cost import SAMPLE, Work, measure_sizes
+from whence.curvature.cost import SAMPLE, clock_work, measure_sizes
 from whence.curvature.leaves import LeafCore
-from whence.data.batches import Batches, Inputs, batch_size, split, take
+from whence.data.batches import Batches, batch_size, split, take
 from whence.display import count
 from whence.fitting import by_name, check_columns
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.linearization import Linearization, linearize
+from whence.jacobian.linearization import linearize
 from whence.jacobian.network import Choice, Network, select
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.runtime.execution import Execution, Progress, checked_execution, clock
@@ -52,7 +50,6 @@ class Estimate:
         bounded: whether the memory is an upper bound, since the structure chooses its size from the data.
         limit: bytes that may be used.
         seconds: seconds of the whole fit.
-        prediction: seconds for a thousand predictions.
         alternatives: the other structures.
         disk: bytes of features on disk, with `Execution(scratch=...)`.
 
@@ -72,7 +69,6 @@ class Estimate:
     bounded: bool
     limit: int
     seconds: float
-    prediction: float
     alternatives: tuple[Alternative, ...]
     disk: float = 0.0
 
@@ -89,7 +85,7 @@ class Estimate:
             f"{self.structure}: {', '.join(count(number, what) for what, number in sizes.items())}",
             f"  memory   {about}{readable(self.memory)}, {fits}",
             *([f"  disk     {about}{readable(self.disk)}"] if self.disk else []),
-            f"  time     about {duration(self.seconds)}; {duration(self.prediction)} for a thousand predictions",
+            f"  time     about {duration(self.seconds)}",
             "  instead",
         ]
         for one in self.alternatives:
@@ -125,46 +121,6 @@ def count_examples(batches: Batches) -> tuple[int, int]:
         return whole, min(given.batch_size, whole)
     sizes = [batch_size(split(raw, f"batch {at}")[0], f"batch {at}") for at, raw in enumerate(given)]
     return sum(sizes), max(sizes)
-
-
-PRODUCT = 384  # size of the matrices whose product is timed
-
-
-def measure_unit_seconds(problem: Linearization, gradients: LayerGradients | None, inputs: Inputs, read: float) -> Work:
-    """Seconds for one unit of each kind of work, from a few examples and a matrix product; no layers for trees."""
-    few = take(inputs, slice(0, SAMPLE))
-    some = take(few, slice(0, 8))
-    k, jacobian = problem.k, problem.jacobian()
-
-    def pull() -> None:
-        assert gradients is not None
-        for chunk in gradients.of(few, gradients.identity(), k):
-            for tangent in chunk.tangents:
-                tangent.materialize() if tangent.block.kind == "dense" else None
-
-    def rows() -> None:
-        for _ in jacobian.rows(some, k):
-            pass
-
-    matrix = torch.eye(PRODUCT, dtype=problem.dtype, device=problem.device).roll(1, 0)
-    return Work(
-        layers=0.0 if gradients is None else read + clocked(pull, problem.device) / batch_size(few, "this batch"),
-        rows=read + clocked(rows, problem.device) / batch_size(some, "this batch"),
-        operations=clocked(partial(torch.mm, matrix, matrix), problem.device) / (2.0 * PRODUCT**3),
-    )
-
-
-def clocked(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of some work, the best of four runs."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
-    times = []
-    for _ in range(4):
-        wait(device)
-        start = time.perf_counter()
-        work()
-        wait(device)
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def estimate(
@@ -221,7 +177,7 @@ def estimate(
         seen = next(iter(small.batches)).inputs  # with the mixtures of outputs, if there are some
         sizes = measure_sizes(small, gradients, first.inputs, n, batch)
         sizes = replace(sizes, dual=execution.checkpoint is None, scratch=execution.scratch is not None)
-        each, cost = measure_unit_seconds(small, gradients, seen, read), chosen.cost(sizes)
+        seconds, cost = clock_work(small, gradients, seen, read), chosen.cost(sizes)
         others = (other.cost(sizes) for other in alternatives)
         return Estimate(
             structure=cost.name,
@@ -231,12 +187,9 @@ def estimate(
             memory=cost.memory,
             bounded=cost.least is not None,
             limit=small.budget.limit,
-            seconds=cost.fit.seconds(each),
-            prediction=1000.0 * cost.prediction.seconds(each),
+            seconds=seconds(cost, n),
             alternatives=tuple(
-                Alternative(other.name, other.memory, other.fit.seconds(each))
-                for other in others
-                if other.name != cost.name
+                Alternative(other.name, other.memory, seconds(other, n)) for other in others if other.name != cost.name
             ),
             disk=cost.disk,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -13,9 +14,11 @@ from typing import Any, Literal
 from torch import nn
 
 from whence.curvature import Groups, Structure
-from whence.curvature.base import NO_GROUPS, times_hessian
+from whence.curvature.accumulate import LayerGradients
+from whence.curvature.base import NO_GROUPS, AdditiveStructure, times_hessian
+from whence.curvature.cost import clock_work, measure_sizes
 from whence.curvature.plan import require_plan
-from whence.curvature.ridge_search import default_ridge, fit_at_best
+from whence.curvature.ridge_search import check_search, default_ridge, fit_at_best
 from whence.data.batches import Batches, length
 from whence.data.targets import example_fingerprints
 from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
@@ -26,7 +29,7 @@ from whence.jacobian.network import Choice, Network, Selection, follow_own_loss,
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
 from whence.runtime.checkpoint import open_checkpoint, option_text
-from whence.runtime.execution import Execution, Passes, Progress
+from whence.runtime.execution import Execution, Passes, Progress, clock
 from whence.runtime.memory import Budget, is_full, readable
 from whence.runtime.model_state import check_model, fingerprint, preserved, rounded_products
 from whence.runtime.processes import ProcessGroup
@@ -293,6 +296,9 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
         ridge, source = options.ridge, "given"
     by_loo = ridge is None and problem.hessian_roots is not None
     structure, why = options.structure.resolve(problem, ridge)
+    if ridge is None:
+        check_search(structure, problem)
+    _announce(problem, structure, by_loo)
     problem = replace(problem, precision=options.execution.precision if structure.tf32 else "float32")
     members = None if options.groups is None else Groups.of(options.groups, problem)
     loo = LeaveOneOut(problem, options.policy, options.recenter, options.loo, members)
@@ -310,6 +316,31 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
         factor, none = hc1_factor(problem, bread, groups), Diagnostics(())
         tracer = Tracer(problem, loo=loo, hc1_factor=factor, diagnostics=none, fingerprints=fingerprints, **found)
         return replace(tracer, diagnostics=Diagnostics((chosen, *_diagnose(tracer, source))))
+
+
+SHORT = 5e7  # numbers in all gradients (examples x outputs x weights) below which the time of a fit is not estimated
+LASTS = 5.0  # fits that take at least so many seconds are announced
+
+
+def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> None:
+    """Print the time and memory that a long fit by one process on a CPU will take, before it starts."""
+    shown = problem.progress.enabled and problem.device.type == "cpu" and problem.passes.process_group.alone
+    small = problem.n * problem.k * problem.selection.size < SHORT
+    if small or not shown or type(structure).cost is Structure.cost:
+        return
+    start = time.perf_counter()
+    first = problem.batches.first()
+    read = (time.perf_counter() - start) / first.size
+    layers = isinstance(structure, AdditiveStructure) and not isinstance(problem.network.model, LeafSum)
+    gradients = LayerGradients(problem) if layers else None
+    cost = structure.cost(measure_sizes(problem, gradients, first.inputs, problem.n, first.size))
+    seconds = clock_work(problem, gradients, first.inputs, read)(cost, problem.n)
+    if seconds >= LASTS:
+        most = "about" if cost.least is None else "up to"
+        more = '; ridge="loo" then tries about ten ridges, each of which takes about as long' if by_loo else ""
+        problem.progress.say(
+            f"whence: {cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}{more}"
+        )
 
 
 SHARES = {

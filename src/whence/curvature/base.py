@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whence.curvature.cost import Cost, ProblemSizes
 from whence.data.batches import Inputs
-from whence.display import Column, Shown, Table, count
+from whence.display import count
 from whence.errors import InputError, ShapeError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
 
@@ -60,11 +60,8 @@ class Groups:
         return cls(number, len(names), counted)
 
 
-AROUND = 4  # ridges shown on each side of the best
-
-
 @dataclass(frozen=True)
-class RidgePath(Shown):
+class RidgePath:
     """The leave-one-out error of the linearized model over a grid of ridges.
 
     Attributes:
@@ -90,19 +87,6 @@ class RidgePath(Shown):
     def __repr__(self) -> str:
         """Size and best."""
         return f"RidgePath({count(len(self.ridges), 'ridge')}; smallest leave-one-out error at {self.best:.3g})"
-
-    def _table(self) -> Table:
-        least = int(self.errors.argmin())
-        low = max(0, min(least - AROUND, len(self.ridges) - 2 * AROUND - 1))
-        here = slice(low, low + 2 * AROUND + 1)
-        ridges, errors = self.ridges[here].tolist(), self.errors[here].tolist()
-        columns = (
-            Column("ridge", tuple(f"{ridge:.3g}" for ridge in ridges)),
-            Column("error", tuple(f"{error:.5g}" for error in errors)),
-            Column("", tuple("<- smallest" if low + row == least else "" for row in range(len(ridges))), left=True),
-        )
-        title = f"Leave-one-out error over {count(len(self.ridges), 'ridge')}"
-        return Table(title, columns, f"{len(ridges)} of them around the smallest; ridges and errors hold all.")
 
 
 @dataclass(frozen=True)
@@ -300,9 +284,3 @@ class AdditiveStructure(Structure):
 
     tf32: ClassVar[bool] = True
     additive: ClassVar[bool] = True
-
-
-class FeatureStructure(AdditiveStructure):
-    """A structure that replaces each gradient by a few features, which are available for all examples."""
-
-    takes_groups: ClassVar[bool] = True

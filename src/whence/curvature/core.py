@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import LayerGradients, setting_aside
-from whence.curvature.base import FeatureStructure, MeatRoots, singular
-from whence.curvature.cost import Cost, ProblemSizes, Work
+from whence.curvature.base import AdditiveStructure, MeatRoots, singular
+from whence.curvature.cost import Cost, ProblemSizes
 from whence.curvature.ekfac import factor_cost
 from whence.curvature.kronecker import KroneckerFactors, enough_examples, fit_spectrum
 from whence.curvature.primal import (
@@ -36,7 +36,7 @@ SKETCH_SIZE, SKETCH_SHARE = 6144, 0.3  # maximum number of features of a sketch,
 
 
 @dataclass(frozen=True)
-class Core(FeatureStructure):
+class Core(AdditiveStructure):
     """The exact algebra on the r largest coordinates of the Kronecker eigenbasis, terms across layers included.
 
     Leverages are true leverages (in [0, 1), no guard), and variances have the right scale, unlike EKFAC's.
@@ -56,6 +56,7 @@ class Core(FeatureStructure):
     """
 
     name: ClassVar[str] = "core"
+    takes_groups: ClassVar[bool] = True
     size: int | None = None
     tolerance: float = 1e-3
 
@@ -108,11 +109,11 @@ class Core(FeatureStructure):
         sample = affordable_sample(sizes.d, sizes.k, sizes.limit) if r < sizes.d else None
         more = 0.0 if sample is None else sample_bytes(sizes.d, sizes.k, *sample)
         eigenvalues = bases + 10.0 * 8 * sizes.d + sizes.layer_bytes
-        work = found.fit.operations + decompositions + sizes.n * (sizes.rotations + sizes.squares)
         return replace(
             found,
             memory=max(peak, eigenvalues, found.memory + more),
-            fit=Work(layers=found.fit.layers + 2.0 * sizes.n, operations=work),
+            passes=found.passes + 2.0,
+            operations=found.operations + decompositions + sizes.n * (sizes.rotations + sizes.squares),
             least=max(peak, bases + primal_bytes(r) if self.size else 0.0),
         )
 
@@ -164,7 +165,7 @@ def sample_bytes(d: int, k: int, sources: int, points: int, columns: int) -> flo
 
 
 @dataclass(frozen=True)
-class Sketch(FeatureStructure):
+class Sketch(AdditiveStructure):
     """Exact algebra on random Kronecker projections of the gradients: one pass, no eigendecomposition of factors.
 
     Args:
@@ -182,6 +183,7 @@ class Sketch(FeatureStructure):
     """
 
     name: ClassVar[str] = "sketch"
+    takes_groups: ClassVar[bool] = True
     size: int | None = None
     seed: int = 0
 
@@ -215,12 +217,7 @@ def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = No
     rows = kept_bytes(sizes, r, sizes.working, primal_bytes(r))
     disk = float(sizes.numbers) * r * sizes.working if sizes.scratch and not rows else 0.0
     chunk = sizes.layer_bytes + 3.0 * sizes.layer_chunk * sizes.k * r * sizes.working
-    passes, each = 1.0 if rows or disk else 4.0, sizes.rotations + sizes.squares
+    passes = 1.0 if rows or disk else 4.0
+    features = passes * sizes.n * (sizes.rotations + sizes.squares)
     algebra = algebra_operations(sizes, r) * sizes.working / sizes.item
-    return Cost(
-        name,
-        memory=bases + algebra_bytes(sizes, r, rows, chunk),
-        fit=Work(layers=passes * sizes.n, operations=passes * sizes.n * each + algebra),
-        prediction=Work(layers=1.0, operations=each + 12.0 * sizes.k * float(r) ** 2),
-        disk=disk,
-    )
+    return Cost(name, bases + algebra_bytes(sizes, r, rows, chunk), passes, features + algebra, disk=disk)

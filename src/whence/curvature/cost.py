@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +17,9 @@ from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import Network
 
-SAMPLE = 32  # number of examples run to measure sizes
+SAMPLE = 32  # number of examples run to measure sizes and times
+FEW_ROWS = 8  # examples whose rows of the Jacobian are timed
+PRODUCT = 384  # size of the matrices whose product is timed
 EIGENVECTORS = 12.0  # operations of an eigendecomposition, for each cubed side
 
 
@@ -75,26 +80,14 @@ class ProblemSizes:
 
 
 @dataclass(frozen=True)
-class Work:
-    """Work of a fit, or of a prediction; or the seconds for one unit of each."""
-
-    layers: float = 0.0  # examples whose gradients are computed layer by layer, for all outputs
-    rows: float = 0.0  # examples whose rows of the Jacobian are computed
-    operations: float = 0.0  # floating-point operations in the dtype of the algebra
-
-    def seconds(self, each: Work) -> float:
-        """Seconds, given those for one unit of each kind of work."""
-        return self.layers * each.layers + self.rows * each.rows + self.operations * each.operations
-
-
-@dataclass(frozen=True)
 class Cost:
-    """Memory and work of a structure."""
+    """Memory and work of a fit."""
 
     name: str  # of the structure
-    memory: float  # bytes at the peak of the fit, besides the model and the data
-    fit: Work
-    prediction: Work
+    memory: float  # bytes at the peak, besides the model and the data
+    passes: float  # passes over the training data that compute gradients
+    operations: float = 0.0  # floating-point operations in the dtype of the algebra
+    rows: bool = False  # whether gradients are rows of the Jacobian, not layer by layer
     least: float | None = None  # lower bound of the memory, if the structure chooses its size from the data
     disk: float = 0.0  # bytes of features on disk, if a folder is given for them
 
@@ -133,3 +126,40 @@ def saved_bytes(network: Network, inputs: Inputs) -> float:
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         keep(network(few))
     return sum(size for place, size in held.items() if place not in own) / batch_size(few, "this batch")
+
+
+def clock_work(
+    problem: Linearization, gradients: LayerGradients | None, inputs: Inputs, read: float
+) -> Callable[[Cost, int], float]:
+    """A function that gives the seconds of a fit to n examples by its cost, from runs of a few; `read` is for one."""
+    matrix = torch.eye(PRODUCT, dtype=problem.dtype, device=problem.device).roll(1, 0)
+    operation = clocked(lambda: torch.mm(matrix, matrix), problem.device) / (2.0 * PRODUCT**3)
+
+    @functools.cache
+    def example(rows: bool) -> float:
+        few = take(inputs, slice(0, FEW_ROWS if rows else SAMPLE))
+
+        def run() -> None:
+            if rows or gradients is None:
+                found: Iterator[object] = problem.jacobian().rows(few, problem.k)
+            else:
+                found = gradients.of(few, gradients.identity(), problem.k)
+            for _ in found:
+                pass
+
+        return read + clocked(run, problem.device) / batch_size(few, "this batch")
+
+    return lambda cost, n: n * cost.passes * example(cost.rows) + cost.operations * operation
+
+
+def clocked(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of some work, the better of two runs."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
+    times = []
+    for _ in range(2):
+        wait(device)
+        start = time.perf_counter()
+        work()
+        wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times)

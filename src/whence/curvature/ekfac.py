@@ -11,7 +11,7 @@ from torch import Tensor
 
 from whence.curvature.accumulate import LayerGradients, decomposition_bytes, factor_sides, sums_bytes
 from whence.curvature.base import AdditiveStructure, MeatRoots
-from whence.curvature.cost import EIGENVECTORS, Cost, ProblemSizes, Work
+from whence.curvature.cost import EIGENVECTORS, Cost, ProblemSizes
 from whence.curvature.kronecker import (
     KroneckerFactors,
     Spectrum,
@@ -35,11 +35,7 @@ class SpectralStructure(AdditiveStructure):
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
         """Passes for the bases and the eigenvalues, and one for the leverages."""
-        if ridge is None:
-            raise InputError(
-                f'expected a number as ridge for structure "{self.name}", got "loo", which needs true leverages. '
-                'Use structure="core" or "exact" with ridge="loo", or whence.ridge_from_weight_decay.'
-            )
+        assert ridge is not None  # leave-one-out needs true leverages
         gradients = LayerGradients(problem)
         notes, noise = list(gradients.notes), noise_covariance(problem)
         with gradients.cached():
@@ -175,13 +171,12 @@ def spectral_cost(
     """Cost of sums of squares in a Kronecker eigenbasis, or without factors; meats may have their own basis."""
     peak, bases, operations = factor_cost(sizes) if factors else (0.0, 0.0, 0.0)
     sums = sums_bytes(sizes.d, sizes.d, sizes.working) + (32.0 * sizes.d if two_bases else 0.0)
-    rotations = sizes.rotations if factors else 0.0
-    each = 2.0 * rotations + (3.0 + 3.0 / sizes.k) * sizes.squares
+    rotations = 2.0 * sizes.rotations if factors else 0.0
     return Cost(
         name,
         memory=max(peak, (3.0 if two_bases else 1.0) * bases + sums + sizes.layer_bytes + sizes.example_bytes),
-        fit=Work(layers=(3.0 if factors else 2.0) * sizes.n, operations=operations + sizes.n * each),
-        prediction=Work(layers=1.0, operations=rotations + 7.0 * sizes.squares),
+        passes=3.0 if factors else 2.0,
+        operations=operations + sizes.n * (rotations + (3.0 + 3.0 / sizes.k) * sizes.squares),
         least=peak if bounded else None,
     )
 

@@ -11,7 +11,7 @@ from whence.curvature.accumulate import setting_aside
 from whence.curvature.aligned import FittedDual, FittedIterative
 from whence.curvature.base import FittedCurvature, MeatRoots, Structure, singular
 from whence.curvature.core import Core
-from whence.curvature.cost import Cost, ProblemSizes, Work
+from whence.curvature.cost import Cost, ProblemSizes
 from whence.curvature.primal import FittedPrimal, algebra_bytes, algebra_operations, kept_bytes
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
@@ -73,11 +73,7 @@ class Exact(Structure):
                 "curvature has an inverse, or raise `ridge`."
             )
         if road == "matrix_free":
-            if ridge is None:
-                raise InputError(
-                    'expected a number as ridge for the matrix-free road, got "loo", which needs a matrix. '
-                    'Use Exact(road="dual") or Exact(road="primal"), or whence.ridge_from_weight_decay.'
-                )
+            assert ridge is not None  # leave-one-out needs a matrix
             return FittedIterative.fit(problem, ridge, self.tolerance, self.iterations)
         need = matrix_bytes(sizes, road)
         left = setting_aside(problem, need, f"the exact structure ({road} road)", _instead(problem, sizes))  # for rows
@@ -126,12 +122,8 @@ def _instead(problem: Linearization, sizes: ProblemSizes) -> str:
 def _primal_cost(sizes: ProblemSizes, name: str) -> Cost:
     """Cost with the d x d curvature."""
     rows = kept_bytes(sizes, sizes.d, sizes.item, 9.0 * sizes.item * sizes.d**2)
-    return Cost(
-        name,
-        memory=algebra_bytes(sizes, sizes.d, rows, sizes.row_bytes),
-        fit=Work(rows=sizes.n * (1.0 if rows else 4.0), operations=algebra_operations(sizes, sizes.d)),
-        prediction=Work(rows=1.0, operations=12.0 * sizes.k * float(sizes.d) ** 2),
-    )
+    memory = algebra_bytes(sizes, sizes.d, rows, sizes.row_bytes)
+    return Cost(name, memory, 1.0 if rows else 4.0, algebra_operations(sizes, sizes.d), rows=True)
 
 
 def _dual_cost(sizes: ProblemSizes, name: str) -> Cost:
@@ -139,28 +131,17 @@ def _dual_cost(sizes: ProblemSizes, name: str) -> Cost:
     inner = float(sizes.n * max(sizes.k, sizes.q))
     kernel, part = inner**2 * sizes.item, 0.2 * sizes.limit
     rows = kept_bytes(sizes, sizes.d, sizes.item, 5.0 * kernel)
-    passes = 1.0 if rows else 2.0 + sizes.numbers * sizes.d * sizes.item / part
+    assembling = kernel + (max(2.0 * rows, rows + sizes.row_bytes) if rows else 2.0 * part)
     factoring = rows + (10.5 if sizes.q else 5.0) * kernel + sizes.example_bytes
-    return Cost(
-        name,
-        memory=max(kernel + (max(2.0 * rows, rows + sizes.row_bytes) or 2.0 * part), factoring),
-        fit=Work(
-            rows=sizes.n * passes,
-            operations=2.0 * sizes.numbers**2 * sizes.d + (8.0 if sizes.q else 3.0) * inner**3,
-        ),
-        # without rows in memory, a pass for a hundred predictions or so
-        prediction=Work(
-            rows=1.0 if rows else 1.0 + sizes.n / 100.0,
-            operations=2.0 * sizes.k * sizes.numbers * (sizes.d + 2.0 * inner),
-        ),
-    )
+    passes = 1.0 if rows else 2.0 + sizes.numbers * sizes.d * sizes.item / part
+    operations = 2.0 * sizes.numbers**2 * sizes.d + (8.0 if sizes.q else 3.0) * inner**3
+    return Cost(name, max(assembling, factoring), passes, operations, rows=True)
 
 
 def _matrix_free_cost(sizes: ProblemSizes, name: str) -> Cost:
     """Cost of conjugate gradients, tens of passes over the data for every solve."""
     memory = 8.0 * sizes.row_chunk * sizes.k * sizes.d * sizes.item + sizes.row_bytes + sizes.example_bytes
-    solves, passes = sizes.numbers / sizes.row_chunk, 100.0 * sizes.n
-    return Cost(name, memory, fit=Work(rows=passes * solves), prediction=Work(rows=passes * sizes.k))
+    return Cost(name, memory, 100.0 * sizes.numbers / sizes.row_chunk, rows=True)
 
 
 @dataclass(frozen=True)

@@ -313,27 +313,19 @@ INPUTS_PER_POSITION = 12  # with fewer, squared lengths would cost a GPU more th
 def truncate(
     basis: Basis, spectrum: Tensor | None, positions: float, cotangents: int, ridge: float, tolerance: float
 ) -> Basis:
-    """Keep the output and input directions that carry all but `tolerance` of the homoscedastic variance.
+    """Keep the output and input directions of a layer that carry all but `tolerance` of the homoscedastic variance.
 
-    That variance is sum s^2 / (s + lambda)^2, the mean of Ho over the training set, for the estimated eigenvalues s:
-    KFAC's (e, o, i), or those of a dense block (p,). With many positions, squared lengths cost more than this saves.
+    That variance is sum s^2 / (s + lambda)^2, the mean of Ho over the training set, for KFAC's eigenvalues s (e, o, i).
+    With many positions, squared lengths cost more than this saves. Groups would have leading directions of their own.
     """
-    if spectrum is None or tolerance <= 0 or ridge <= 0:
+    if spectrum is None or basis.block.kind != "kronecker" or len(spectrum) > 1 or tolerance <= 0 or ridge <= 0:
         return basis
     if float(spectrum.max()) > LARGEST_RATIO * ridge and not products_are_rounded(spectrum.device):
-        return basis
-    if basis.block.kind == "dense":
-        leading = _largest((spectrum / (spectrum + ridge)).square(), tolerance)
-        assert basis.inputs is not None
-        few = len(leading) <= LARGEST_SHARE * len(spectrum)
-        return Basis(basis.block, basis.inputs[:, leading].contiguous()) if few else basis
-    if len(spectrum) != 1:  # groups have leading directions of their own
         return basis
     if spectrum.is_cuda and positions > 1 and INPUTS_PER_POSITION * positions > spectrum.shape[2]:
         return basis
     weight = (spectrum[0] / (spectrum[0] + ridge)).square()
-    rows = _largest(weight.sum(1), tolerance / 2)
-    columns = _largest(weight.sum(0), tolerance / 2)
+    rows, columns = _largest(weight.sum(1), tolerance / 2), _largest(weight.sum(0), tolerance / 2)
     few = len(rows) * len(columns) <= LARGEST_SHARE * weight.numel()
     if few and (spectrum.is_cuda or _saves(weight.shape, (len(rows), len(columns)), positions, cotangents)):
         return basis.select(rows, columns)

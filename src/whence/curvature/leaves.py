@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from whence.curvature.accumulate import CACHE_SHARE, Cotangents, TrainingRows, setting_aside
-from whence.curvature.base import FeatureStructure, MeatRoots, Meats, Predicted, RidgePath, Structure, singular
-from whence.curvature.cost import EIGENVECTORS, Cost, ProblemSizes, Work
+from whence.curvature.base import AdditiveStructure, MeatRoots, Meats, Predicted, RidgePath, Structure, singular
+from whence.curvature.cost import EIGENVECTORS, Cost, ProblemSizes
 from whence.curvature.exact import Auto
 from whence.curvature.primal import (
     FittedPrimal,
@@ -212,7 +212,7 @@ class LeafSandwich(PrimalSandwich):
 
 
 @dataclass(frozen=True)
-class LeafCore(FeatureStructure):
+class LeafCore(AdditiveStructure):
     """Exact algebra on the leading singular directions of the leaf matrix of trees.
 
     Args:
@@ -225,6 +225,7 @@ class LeafCore(FeatureStructure):
     """
 
     name: ClassVar[str] = "core"
+    takes_groups: ClassVar[bool] = True
     size: int | None = None
     largest: int = 1024
     seed: int = 0
@@ -264,12 +265,8 @@ class LeafCore(FeatureStructure):
         directions = 50.0 * sample * sizes.entries + sizes.d * (LEAF_BYTES * r + 32.0 * SUMS)
         search = (2 * ITERATIONS + 2) * sample * gather + 12.0 * (ITERATIONS + 1) * sizes.d * square
         reading = sizes.n * gather * (1.0 if rows else 4.0)
-        return Cost(
-            self.name,
-            memory=max(directions, 8.0 * sizes.d * r + algebra),
-            fit=Work(operations=search + EIGENVECTORS * r * square + reading + algebra_operations(sizes, r)),
-            prediction=Work(operations=2.0 * gather + 16.0 * sizes.k * square),
-        )
+        operations = search + EIGENVECTORS * r * square + reading + algebra_operations(sizes, r)
+        return Cost(self.name, max(directions, 8.0 * sizes.d * r + algebra), 0.0, operations)
 
 
 def leading_directions(problem: Linearization, model: LeafSum, count: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -355,24 +355,14 @@ def products_are_rounded(device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
 
 
-def outside_of(tangent: Tangent, basis: Basis, inputs: Tensor | None = None) -> list[Tangent]:
+def outside_of(tangent: Kronecker, basis: Basis, inputs: Tensor) -> list[Kronecker]:
     """Tangents whose squared lengths add up to the squared length of a gradient G outside a basis.
 
-    G - P G Q = G (I - Q) + (I - P) G Q, two orthogonal parts. The difference of the squared lengths of G and P G Q is
-    the same and cheaper, but with coarse products it is only rounding error if the basis holds nearly all of G. Pass
-    `inputs`, the inputs of a Kronecker tangent in the basis, if they are known.
+    G - P G Q = G (I - Q) + (I - P) G Q, two orthogonal parts; `inputs` are those of the tangent along Q. The difference
+    of the squared lengths of G and P G Q is the same and cheaper, but with coarse products it is only rounding error if
+    the basis holds nearly all of G.
     """
-    if not isinstance(tangent, Kronecker):
-
-        def rest(g: Tensor) -> Tensor:
-            """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r)."""
-            wide, columns = raised(g), basis.inputs
-            return torch.zeros_like(wide) if columns is None else wide - times(times(wide, columns), columns.T)
-
-        return [with_grads(tangent, rest)]
-    if inputs is None:
-        inputs = tangent.inputs() if basis.inputs is None else tangent.a.project(basis.inputs)
-    parts: list[Tangent] = []
+    parts = []
     if basis.inputs is not None and basis.inputs.shape[1] > basis.inputs.shape[2]:
         parts.append(Kronecker(tangent.block, Whole(_left_over(tangent.a, basis.inputs)), tangent.g))
     if basis.outputs is not None and basis.outputs.shape[1] > basis.outputs.shape[2]:
@@ -407,22 +397,14 @@ def rotated_values(tangent: Dense | Rows, basis: Basis) -> Full | Sparse:
     return Sparse(rows, examples, moved, tangent.index.shape[0], basis.shape)
 
 
-def energy(tangent: Tangent) -> Tensor:
+def energy(tangent: Kronecker) -> Tensor:
     """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
-    if isinstance(tangent, Dense):
-        values = raised(tangent.values)
-        return values.square().sum(2, True) if values.shape[1] == 1 else values @ values.transpose(1, 2)
-    if isinstance(tangent, Rows):
-        plain = rotated_values(tangent, Basis(tangent.block))
-        return plain.grams(plain.values.new_ones(1, *plain.shape))[0]
     g, moved = _with_inputs(tangent)
     return product(moved, g.transpose(1, 2))
 
 
-def lengths(tangent: Tangent) -> Tensor:
+def lengths(tangent: Kronecker) -> Tensor:
     """Squared lengths of the gradients, (n, c): only the diagonals of `energy`."""
-    if not isinstance(tangent, Kronecker):
-        return torch.diagonal(energy(tangent), dim1=1, dim2=2)
     g, moved = _with_inputs(tangent)
     products = g * moved
     return products.sum(2, dtype=torch.float32 if products.dtype in HALVES else None)
@@ -562,13 +544,15 @@ class BasisView:
             return torch.diagonal(self._energy, dim1=1, dim2=2)
         return functools.reduce(torch.add, map(lengths, self._measured()))
 
-    def _measured(self) -> list[Tangent]:
+    def _measured(self) -> list[Kronecker]:
         """Tangents with the squared lengths outside the basis, or of whole gradients if products are exact."""
+        assert isinstance(self.tangent, Kronecker)  # other gradients have a complete basis
         if not self.rounded:
             return [self.tangent]
         if self._rotated is None:
             _ = self._factors  # projects the inputs
         inputs = self._rotated.a.unsqueeze(2) if isinstance(self._rotated, Factored) else self._inputs
+        assert inputs is not None
         return outside_of(self.tangent, self.basis, inputs)
 
     @cached_property
