@@ -343,10 +343,7 @@ def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> Non
         )
 
 
-SHARES = {
-    "outside the core": ("HeC3 inside the core", "share of it, on a sample of training inputs"),
-    "diagonal meat": ("HeC3 in the eigenbasis", "share of it, on a sample of training inputs"),
-}
+SHARES = {"outside the core": "HeC3 inside the core", "diagonal meat": "HeC3 in the eigenbasis"}
 """Checks of a share of HeC3, and the names of their findings in the diagnostics."""
 
 
@@ -356,13 +353,11 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     flagged = ", ".join(check.name for check in trust.not_fine)
     if trust.not_fine:
         bar.say(f"whence: {trust.level} ({flagged}). {trust.not_fine[0].words}")
-    shares = []
-    for check in trust:
-        name, words = SHARES.get(check.name, ("", ""))
-        if not name:
-            continue
-        share = next(iter(check.numbers.values()), None)
-        shares.append(Finding(name, "not checked", check.words) if share is None else Finding(name, share, words))
+    shares = [
+        Finding(SHARES[check.name], next(iter(check.numbers.values()), "not checked"), check.words)
+        for check in trust
+        if check.name in SHARES
+    ]
     finding = Finding("trust", trust.level, MEANING[trust.level] + (f" ({flagged})" if flagged else ""))
     return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics.findings, *shares, finding)))
 

@@ -45,24 +45,6 @@ class ConstantCotangents:
         return self.rows.unsqueeze(1).expand(-1, n, -1)
 
 
-class ChunkGradients:
-    """Gradients of a chunk of training examples: iterating yields every block of parameters in its basis.
-
-    In the last iteration that the accumulator announced, each block is freed when the next one is requested.
-    """
-
-    def __init__(self, views: list[BasisView], reads: int) -> None:
-        self._views = views
-        self._reads_left = reads
-
-    def __iter__(self) -> Iterator[BasisView]:
-        self._reads_left -= 1
-        if self._reads_left > 0:
-            yield from self._views
-        while self._reads_left <= 0 and self._views:
-            yield self._views.pop(0)
-
-
 class Accumulator(ABC):
     """Sums over the gradients of all layers of the training set: their zeros, and how to add a chunk."""
 
@@ -70,14 +52,19 @@ class Accumulator(ABC):
     cotangents: Cotangents  # vectors pulled back for every example
     count: int  # number c of cotangents
     bases: Sequence[Basis] | None = None  # one for each block; `None` for gradients in the coordinates of the weights
-    reads: int = 1  # how often `add` iterates over the gradients of a chunk
     every: int = 1  # about one in this many examples is used; `where` then has a step
     state: dict[str, Tensor]  # the sums by name, zeros at first, which `add` changes in place
-    given: Sequence[Tensor] = ()  # tensors the sums depend on, besides model, data and options
+    given: Sequence[Tensor] = ()  # tensors the sums depend on, besides model, data, options and bases
 
     @abstractmethod
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
-        """Add some training examples."""
+    def add(self, where: slice, views: list[BasisView]) -> None:
+        """Add some training examples: their gradients in every block, read by `drained` if they are read once."""
+
+
+def drained(views: list[BasisView]) -> Iterator[BasisView]:
+    """Yield every block, and free it when the next one is requested."""
+    while views:
+        yield views.pop(0)
 
 
 Accumulated = TypeVar("Accumulated", bound=Accumulator)
@@ -173,10 +160,8 @@ class LayerGradients:
             first = problem.batches.first()
             sequences = problem.sketch is not None and problem.sketch.dense
             few = take(first.inputs, slice(0, PROOF_SEQUENCES if sequences else PROOF_EXAMPLES))
-            if not problem.captures:
-                problem.captures.append(self._verified(few))
-            self.notes = list(problem.captures[0].notes)
-            sizes = LayerSizes(problem.captures[0].blocks, *self._measure(few))
+            capture = self._verified(few)
+            self.notes, sizes = list(capture.notes), LayerSizes(capture.blocks, *self._measure(capture, few))
         self.sizes = sizes
         # the cotangents and gradients of a small training set; `None` if nothing is cached
         self._cache: tuple[Tensor, list[LayerChunk]] | None = None
@@ -188,11 +173,10 @@ class LayerGradients:
 
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
         """Make one pass over the training data; `last` says that no later pass of the fit reads these gradients."""
-        read = self._read(sums.label, sums.cotangents, sums.count, sums.state, sums.given, sums.every, last)
-        for chunk in read:
-            gradients = ChunkGradients(chunk.views(sums.bases, self.problem), sums.reads)
-            sums.add(chunk.where, gradients)
-            del gradients, chunk  # the next one needs the memory
+        given = [*sums.given, *(one for basis in sums.bases or () for one in basis.tensors)]
+        for chunk in self._read(sums.label, sums.cotangents, sums.count, sums.state, given, sums.every, last):
+            sums.add(chunk.where, chunk.views(sums.bases, self.problem))
+            del chunk  # the next one needs the memory
         return sums
 
     def chunks(self, label: str) -> Iterator[tuple[slice, list[Tangent]]]:
@@ -271,16 +255,29 @@ class LayerGradients:
 
     def capture(self, inputs: Inputs) -> Capture:
         """The capture, verified on these inputs if not yet verified."""
-        if not self.problem.captures:
-            found = self._verified(take(inputs, slice(0, PROOF_EXAMPLES)), self.sizes.blocks)
-            if found.blocks != self.sizes.blocks:
-                raise UncapturedParameterError(
-                    "expected the model to use its parameters as it did when it was fitted, got another path of its "
-                    "forward pass for the first inputs. Pass train_loader to whence.load, so that the path of the "
-                    "training data is followed."
-                )
-            self.problem.captures.append(found)
-        return self.problem.captures[0]
+        return self._verified(take(inputs, slice(0, PROOF_EXAMPLES)), self.sizes.blocks)
+
+    def _verified(self, few: Inputs, blocks: Sequence[Block] | None = None) -> Capture:
+        problem = self.problem
+        if problem.captures:
+            return problem.captures[0]
+        with rounded_products(False):  # sums of products are compared
+            found = Capture(
+                problem.network,
+                dict(problem.selection.parameters),
+                example_inputs=few,
+                blocks=blocks,
+                later_notes=problem.batches.notes,
+                lowered=(in_half(problem.network, few), torch.float16) if problem.half else None,
+            )
+        if blocks is not None and found.blocks != blocks:
+            raise UncapturedParameterError(
+                "expected the model to use its parameters as it did when it was fitted, got another path of its "
+                "forward pass for the first inputs. Pass train_loader to whence.load, so that the path of the "
+                "training data is followed."
+            )
+        problem.captures.append(found)
+        return found
 
     def _read(
         self,
@@ -315,22 +312,10 @@ class LayerGradients:
         if rows is not None and found:
             self._cache = rows, found
 
-    def _verified(self, few: Inputs, blocks: Sequence[Block] | None = None) -> Capture:
-        problem = self.problem
-        with rounded_products(False):  # sums of products are compared
-            return Capture(
-                problem.network,
-                dict(problem.selection.parameters),
-                example_inputs=few,
-                blocks=blocks,
-                later_notes=problem.batches.notes,
-                lowered=(in_half(problem.network, few), torch.float16) if problem.half else None,
-            )
-
-    def _measure(self, few: Inputs) -> tuple[float, float, float]:
+    def _measure(self, capture: Capture, few: Inputs) -> tuple[float, float, float]:
         """Bytes for each example: activations; and for each cotangent output gradients and formed matrices."""
         n = batch_size(few, "this batch")
-        captured = self.capture(few).run(few)
+        captured = capture.run(few)
         ones = torch.ones(1, n, self.problem.k, dtype=captured.outputs.dtype, device=captured.outputs.device)
         activations = gradients = workspace = 0.0
         on_gpu = self.problem.device.type == "cuda"

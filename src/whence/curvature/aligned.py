@@ -20,7 +20,6 @@ from whence.curvature.base import (
     Meats,
     NewtonStep,
     Predicted,
-    RidgePath,
     Sandwich,
     singular,
     times_hessian,
@@ -123,21 +122,12 @@ class FittedDual(AlignedCurvature):
 
     @classmethod
     def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedDual:
-        """Assemble the kernel, factor it, and compute the leverages from it."""
-        rows = TrainingRows(problem, features)
+        """Assemble the kernel, factor lambda + R^T K R, and compute the leverages."""
+        rows, n, k, roots = TrainingRows(problem, features), problem.n, problem.k, problem.hessian_roots
         (kernel, inner_weights), path = rows.kernel(), None
         if ridge is None:
             path = path_from_kernel(kernel, problem.residuals + inner_weights, problem, features.notes)
             ridge = path.best
-        return cls.of(rows, kernel, inner_weights, ridge, path)
-
-    @classmethod
-    def of(
-        cls, rows: TrainingRows, kernel: Tensor, inner_weights: Tensor, ridge: float, path: RidgePath | None = None
-    ) -> FittedDual:
-        """Factor a kernel for a ridge above zero: the Cholesky factor of lambda + R^T K R."""
-        problem, roots = rows.problem, rows.problem.hessian_roots
-        n, k = problem.n, problem.k
         if roots is None:
             matrix = kernel.clone()
         else:
@@ -158,9 +148,9 @@ class FittedDual(AlignedCurvature):
             problem=problem,
             ridge=ridge,
             leverage_blocks=blocks,
-            notes=rows.features.notes,
+            notes=features.notes,
             path=path,
-            features=rows.features,
+            features=features,
             rows=rows,
             kernel=kernel,
             inner_weights=inner_weights,

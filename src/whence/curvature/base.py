@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whence.curvature.cost import Cost, ProblemSizes
 from whence.data.batches import Inputs
-from whence.display import count
+from whence.display import Column, Shown, Table, count
 from whence.errors import InputError, ShapeError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
 
@@ -60,8 +60,11 @@ class Groups:
         return cls(number, len(names), counted)
 
 
+AROUND = 4  # ridges shown on each side of the best
+
+
 @dataclass(frozen=True)
-class RidgePath:
+class RidgePath(Shown):
     """The leave-one-out error of the linearized model over a grid of ridges.
 
     Attributes:
@@ -87,6 +90,19 @@ class RidgePath:
     def __repr__(self) -> str:
         """Size and best."""
         return f"RidgePath({count(len(self.ridges), 'ridge')}; smallest leave-one-out error at {self.best:.3g})"
+
+    def _table(self) -> Table:
+        least = int(self.errors.argmin())
+        low = max(0, min(least - AROUND, len(self.ridges) - 2 * AROUND - 1))
+        here = slice(low, low + 2 * AROUND + 1)
+        ridges, errors = self.ridges[here].tolist(), self.errors[here].tolist()
+        columns = (
+            Column("ridge", tuple(f"{ridge:.3g}" for ridge in ridges)),
+            Column("error", tuple(f"{error:.5g}" for error in errors)),
+            Column("", tuple("<- smallest" if low + row == least else "" for row in range(len(ridges))), left=True),
+        )
+        title = f"Leave-one-out error over {count(len(self.ridges), 'ridge')}"
+        return Table(title, columns, f"{len(ridges)} of them around the smallest; ridges and errors hold all.")
 
 
 @dataclass(frozen=True)

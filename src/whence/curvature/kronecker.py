@@ -19,10 +19,10 @@ from torch import Tensor
 from whence.curvature.accumulate import (
     LARGEST_SIDE,
     Accumulator,
-    ChunkGradients,
     ConstantCotangents,
     Cotangents,
     LayerGradients,
+    drained,
     kept_exactly,
     working_precision,
 )
@@ -207,11 +207,11 @@ class KroneckerFactors(Accumulator):
         self.factors = [Factors(block, problem.device, without) for block in self.blocks]
         self.state = {"seen": self.seen, **numbered([one.state for one in self.factors])}
 
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
+    def add(self, where: slice, views: list[BasisView]) -> None:
         """Add a a^T and g g^T."""
         roots, weights = self.problem.hessian_roots, self.problem.sample_weights
         self.seen += len(range(*where.indices(self.problem.n)))
-        for factors, view in zip(self.factors, chunk, strict=True):
+        for factors, view in zip(self.factors, drained(views), strict=True):
             tangent = view.tangent
             whole = self.whole and isinstance(tangent, Kronecker) and tangent.positions > 1
             curved = tangent if roots is None or self.count < self.problem.k else combine(tangent, roots[where])
@@ -481,19 +481,15 @@ class SpectrumSums(Accumulator):
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # number of examples added
         self.sums = [MomentSums(basis, len(weights), self.problem.device) for basis in self.bases]
         self.state = {"seen": self.seen, **numbered([one.state for one in self.sums])}
-        self.given = [self.frame, weights, *(one for basis in self.bases for one in basis.tensors)]
+        self.given = [self.frame, weights]
 
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
+    def add(self, where: slice, views: list[BasisView]) -> None:
         """Add squares in the basis, and J_i^T r_i."""
         residuals = self.problem.residuals[where] @ self.frame
         self.seen += len(residuals)
         mixing, summed = None if self.roots is None else self.roots[where], None if self.noise is None else residuals
-        for at, view in enumerate(chunk):
-            self.sums[at].add(view, self.weights, summed, mixing)
-            self.add_view(at, view, residuals)
-
-    def add_view(self, at: int, view: BasisView, residuals: Tensor) -> None:
-        """Hook for further sums of a block; residuals (n, k) are along the cotangents."""
+        for sums, view in zip(self.sums, drained(views), strict=True):
+            sums.add(view, self.weights, summed, mixing)
 
     def spectrum(self) -> Spectrum:
         """The eigenvalues."""
@@ -540,10 +536,10 @@ class SampledSpectrumSums(SpectrumSums):
         rows = signs if roots is None else (roots[where] @ signs.unsqueeze(3)).squeeze(3)
         return torch.cat([rows, signs @ self.frame]) if len(self.weights) == 2 else rows
 
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
+    def add(self, where: slice, views: list[BasisView]) -> None:
         """Add squares in the basis."""
         self.seen += len(self.order[where])
-        for sums, view in zip(self.sums, chunk, strict=True):
+        for sums, view in zip(self.sums, drained(views), strict=True):
             sums.add(view, self.weights, None)
 
 
@@ -565,19 +561,21 @@ class TwoBasisSpectrumSums(SpectrumSums):
         meats = [{str(side): one for side, one in enumerate(each)} for each in self.factors]
         self.state |= {f"meat.{name}": one for name, one in numbered(meats).items()}
 
-    def add_view(self, at: int, view: BasisView, residuals: Tensor) -> None:
-        """Add the second moments of J_i^T r_i."""
-        basis, sums = self.leading[at], self.factors[at]
-        for _, rotated in view.mixed(residuals.unsqueeze(2)) if basis is not None else ():
-            assert basis is not None
-            part = leading_part(rotated, basis.shape)
-            if isinstance(part, Factored):
-                found = whole_moments(part.a.unsqueeze(2), part.g.unsqueeze(3))
-            else:
-                rows = part.matrices().flatten(0, 1)
-                found = matrix_moments(part.matrices()) if len(sums) == 2 else (rows.T @ rows, rows)
-            for into, one in zip(sums, found, strict=False):
-                into += one
+    def add(self, where: slice, views: list[BasisView]) -> None:
+        """Add squares, and the second moments of J_i^T r_i."""
+        residuals = (self.problem.residuals[where] @ self.frame).unsqueeze(2)
+        for basis, sums, view in zip(self.leading, self.factors, views, strict=True):
+            for _, rotated in view.mixed(residuals) if basis is not None else ():
+                assert basis is not None
+                part = leading_part(rotated, basis.shape)
+                if isinstance(part, Factored):
+                    found = whole_moments(part.a.unsqueeze(2), part.g.unsqueeze(3))
+                else:
+                    rows = part.matrices().flatten(0, 1)
+                    found = matrix_moments(part.matrices()) if len(sums) == 2 else (rows.T @ rows, rows)
+                for into, one in zip(sums, found, strict=False):
+                    into += one
+        super().add(where, views)
 
     def rotations(self, notes: list[str]) -> list[Basis | None]:
         """Rotations from the curvature's basis of each block to the meats' basis."""
@@ -617,9 +615,9 @@ class Score(Accumulator):
         """(1, n, k) residuals scaled to length one, as half precision underflows for small numbers."""
         return (self.problem.residuals[where] / self.lengths[where]).unsqueeze(0)
 
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
+    def add(self, where: slice, views: list[BasisView]) -> None:
         """Add J_i^T r_i."""
-        for into, view in zip(self.sums, chunk, strict=True):
+        for into, view in zip(self.sums, drained(views), strict=True):
             into += total(view.tangent, self.lengths[where])
 
 

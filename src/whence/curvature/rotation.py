@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -466,15 +466,6 @@ def along(tangent: Tangent, direction: Tensor) -> Tensor:
     return inner_products(*promoted(g, tangent.a.project(unit.transpose(-1, -2)))) * size
 
 
-def with_grads(tangent: Tangent, change: Callable[[Tensor], Tensor]) -> Tangent:
-    """The gradients after a change to the part (n, c, ...) that depends on the cotangent."""
-    if isinstance(tangent, Kronecker):
-        return Kronecker(tangent.block, tangent.a, Whole(change(tangent.grads())))
-    if isinstance(tangent, Rows):
-        return Rows(tangent.block, tangent.index, change(tangent.grads))
-    return Dense(tangent.block, change(tangent.values))
-
-
 def combine(tangent: Tangent, weights: Tensor) -> Tangent:
     """Other cotangents as combinations of those pulled back: weights (n, c, q)."""
 
@@ -482,7 +473,11 @@ def combine(tangent: Tangent, weights: Tensor) -> Tangent:
         wide = raised(g)
         return mix(wide, weights.to(wide.dtype))
 
-    return with_grads(tangent, mixed)
+    if isinstance(tangent, Kronecker):
+        return Kronecker(tangent.block, tangent.a, Whole(mixed(tangent.grads())))
+    if isinstance(tangent, Rows):
+        return Rows(tangent.block, tangent.index, mixed(tangent.grads))
+    return Dense(tangent.block, mixed(tangent.values))
 
 
 class BasisView:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import chain
@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import Accumulator, ChunkGradients, LayerGradients, working_precision
+from whence.curvature.accumulate import Accumulator, LayerGradients, drained, working_precision
 from whence.curvature.base import (
     Alignments,
     FittedCurvature,
@@ -58,18 +58,17 @@ class MeatSums(Accumulator):
             for basis, rotation in zip(bases, rotations, strict=True)
         ]
         self.state = numbered([one.state for one in self.sums])
-        every = [*bases, *(one for one in rotations if one is not None)]
-        self.given = [*roots.values(), *(one for basis in every for one in basis.tensors)]
+        self.given = [*roots.values(), *(one for basis in rotations if basis is not None for one in basis.tensors)]
 
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
+    def add(self, where: slice, views: list[BasisView]) -> None:
         """Add gradients combined with the weights known beforehand."""
-        self.add_weighted(chunk, {name: root.expand(self.n, -1, -1)[where] for name, root in self.roots.items()})
+        self.add_weighted(views, {name: root.expand(self.n, -1, -1)[where] for name, root in self.roots.items()})
 
-    def add_weighted(self, views: Iterable[BasisView], roots: Mapping[str, Tensor]) -> None:
+    def add_weighted(self, views: list[BasisView], roots: Mapping[str, Tensor]) -> None:
         """Add gradients combined with the weights W (n, k, q) of the same examples."""
         mixing = torch.cat(list(roots.values()), dim=2).double()
         summed = mixing @ self.masks[self.names.index("hec3")] if "hec3" in roots else None
-        for sums, view in zip(self.sums, views, strict=True):
+        for sums, view in zip(self.sums, drained(views), strict=True):
             sums.add(view, self.masks, summed, mixing)
 
 
@@ -118,18 +117,19 @@ class Leverage(Accumulator):
         if meat_roots is not None:
             none = slice(0, 0)  # a call with no examples gives the number of weights
             roots = meat_roots(none, self.leverage_blocks[none], self.change[none])
-            self.meats, self.reads = MeatSums(gradients, bases, self.rotations, roots), 2
+            self.meats = MeatSums(gradients, bases, self.rotations, roots)
             self.state |= self.meats.state
             self.given += self.meats.given
 
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
+    def add(self, where: slice, views: list[BasisView]) -> None:
         """Sum leverages and changes over blocks; from these follow the examples' weights in the meats."""
         blocks, change = self.leverage_blocks[where], self.change[where]  # views, updated in place
-        for at, view in enumerate(chunk):
-            blocks += self.inverse[at].grams(view)[0]
-            change += along(view.tangent, self.direction[at])
+        read = drained(views) if self.meats is None else views
+        for inverse, direction, view in zip(self.inverse, self.direction, read, strict=True):
+            blocks += inverse.grams(view)[0]
+            change += along(view.tangent, direction)
         if self.meats is not None and self.meat_roots is not None:
-            self.meats.add_weighted(chunk, self.meat_roots(where, blocks, change))
+            self.meats.add_weighted(views, self.meat_roots(where, blocks, change))
 
 
 def centre(squares: Tensor, total: Tensor, n: int) -> Tensor:
