@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.curvature.accumulate import CACHE_SHARE, Cotangents, TrainingRows, setting_aside
-from whence.curvature.base import AdditiveStructure, MeatRoots, Meats, Predicted, RidgePath, Structure, singular
+from whence.curvature.accumulate import CACHE_SHARE, Cotangents, Features, setting_aside
+from whence.curvature.base import AdditiveStructure, MeatRoots, Meats, Predicted, Structure, singular
 from whence.curvature.cost import EIGENVECTORS, Cost, ProblemSizes
 from whence.curvature.exact import Auto
 from whence.curvature.primal import (
     FittedPrimal,
     PrimalSandwich,
-    Whitening,
     algebra_bytes,
     algebra_operations,
     kept_bytes,
@@ -140,30 +139,27 @@ class FittedLeaves(FittedPrimal):
     """The primal algebra on leading directions, with leverages that include the part outside them."""
 
     @classmethod
-    def of(
-        cls, rows: TrainingRows, whiten: Whitening, step: Tensor, ridge: float, path: RidgePath | None = None
-    ) -> FittedPrimal:
+    def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedPrimal:
         """Add o / (lambda + o + f) to the leverages, for a squared length o outside the directions.
 
         f is the curvature there from other rows, a mean over all rows. No leverage exceeds |z|^2 / (lambda + |z|^2),
         the leverage of a row that shares no leaf with others.
         """
-        problem, features = rows.problem, rows.features
         assert isinstance(features, LeafFeatures)
+        found = super().fit(problem, features, ridge)
         ones = torch.eye(problem.k, dtype=problem.dtype, device=problem.device).unsqueeze(1)
         whole, met = torch.empty_like(problem.outputs), torch.empty_like(problem.outputs)  # (n, k)
         for batch in problem.read("lengths"):
             whole[batch.rows] = features.squares(batch.inputs, ones.expand(-1, batch.size, -1)).to(whole.dtype)
             met[batch.rows] = features.outer(batch.inputs, problem.k)[0].to(met.dtype)
-        inside = torch.cat([some.square().sum(2) for _, some in rows.read("lengths")]).to(problem.dtype)
+        inside = torch.cat([some.square().sum(2) for _, some in found.rows.read("lengths")]).to(problem.dtype)
         outside = (whole - inside).clamp_min(0.0)
         roots = problem.hessian_roots
         curved = torch.ones_like(whole) if roots is None else roots.square().sum(2)
         curvature = curved * outside
         others = (curved * met - curvature.square()).sum() / curvature.sum().clamp_min(torch.finfo(met.dtype).tiny)
-        share = outside / (ridge + curvature + others.clamp_min(0.0))
-        most = whole / (ridge + curved * whole)
-        found = super().of(rows, whiten, step, ridge, path)
+        share = outside / (found.ridge + curvature + others.clamp_min(0.0))
+        most = whole / (found.ridge + curved * whole)
         diagonal = found.leverage_blocks.diagonal(dim1=1, dim2=2)
         diagonal.copy_(torch.maximum(diagonal, torch.minimum(diagonal + share, most)))
         return found

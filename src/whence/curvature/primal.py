@@ -360,21 +360,14 @@ class FittedPrimal(FittedCurvature):
         problem.passes.process_group.broadcast([whiten.scale, whiten.inverse], 0, "curvature")
         downhill = (score - ridge * features.weights()) / whiten.scale
         step = (whiten.inverse.T @ (whiten.inverse @ downhill).to(problem.dtype)) / whiten.scale
-        return cls.of(rows, whiten, step, ridge, path)
-
-    @classmethod
-    def of(
-        cls, rows: TrainingRows, whiten: Whitening, step: Tensor, ridge: float, path: RidgePath | None = None
-    ) -> FittedPrimal:
-        """Compute the leverage blocks from a factored curvature."""
         leverage_blocks, change, white_curvature = leverages(rows, whiten, step)
         return cls(
-            problem=rows.problem,
+            problem=problem,
             ridge=ridge,
             leverage_blocks=leverage_blocks,
-            notes=rows.features.notes,
+            notes=features.notes,
             path=path,
-            features=rows.features,
+            features=features,
             rows=rows,
             whiten=whiten,
             step=step,
