@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -337,7 +337,6 @@ class FittedIterative(AlignedCurvature):
     jacobian: Jacobian  # Jacobian of the network
     tolerance: float  # relative residual at which a solve stops
     iterations: int  # maximum number of steps of a solve
-    worst: float = 0.0  # the largest relative residual of the solves for the leverages
 
     @classmethod
     def fit(cls, problem: Linearization, ridge: float, tolerance: float, iterations: int) -> FittedIterative:
@@ -364,7 +363,7 @@ class FittedIterative(AlignedCurvature):
                 blocks[batch.start + part.start : batch.start + part.stop] = rows @ solved.reshape(rows.shape).mT
                 worst = max(worst, reached)
         jacobian.notes.append(f"exact algebra, matrix-free road, solves to a relative residual of {worst:.2g}")
-        return replace(fitted, worst=worst)
+        return fitted
 
     def solve(self, vectors: Tensor) -> Tensor:
         """F_lam^-1 v for vectors (q, d), all at once."""

@@ -61,10 +61,6 @@ class LeafFeatures:
         """The number r of features."""
         return self.basis.shape[1] * self.model.leaf_values.shape[1]
 
-    def leading(self, size: int) -> LeafFeatures:
-        """At most `size` of these features: those with the largest curvature."""
-        return replace(self, basis=self.basis[:, : max(1, size // self.model.leaf_values.shape[1])])
-
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which examples, rows (n, k, r)) in single precision."""
         leaves, shown = self._shown(inputs)
