@@ -41,7 +41,21 @@ class SpectralStructure(AdditiveStructure):
         with gradients.cached():
             bases, spectrum, rotations = self.decompose(gradients, ridge, noise, notes)
             leverage = Leverage(gradients, bases, spectrum, ridge, meat_roots, rotations)
-            return FittedSpectral.of(gradients.accumulate(leverage, last=True), noise, notes)
+            gradients.accumulate(leverage, last=True)
+        return FittedSpectral(
+            problem=problem,
+            ridge=ridge,
+            leverage_blocks=leverage.leverage_blocks,
+            notes=notes,
+            stream=gradients,
+            bases=bases,
+            spectrum=spectrum,
+            noise=noise,
+            step=leverage.step,
+            change=leverage.change,
+            rotations=leverage.rotations,
+            summed_meats=leverage.meats,
+        )
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""

@@ -95,8 +95,7 @@ class Leverage(Accumulator):
         pairs = ((s.inside <= 0).sum() + basis.outside * (s.outside <= 0) for basis, s, _ in blocks)
         if ridge <= 0 and (empty := sum(map(int, pairs))):  # no curvature along these directions
             raise singular(ridge, empty, sum(basis.block.numel for basis in bases))
-        self.gradients, self.bases, self.spectrum, self.ridge = gradients, bases, spectrum, ridge
-        self.rotations, self.meat_roots = rotations or [None] * len(bases), meat_roots
+        self.bases, self.rotations, self.meat_roots = bases, rotations or [None] * len(bases), meat_roots
         self.cotangents, self.count = gradients.identity(), problem.k
         self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         self.change = torch.zeros(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
@@ -163,24 +162,6 @@ class FittedSpectral(FittedCurvature):
     change: Tensor  # (n, k) J_i Delta w
     rotations: Sequence[Basis | None]  # from each block's basis to the meats' own, where there is one
     summed_meats: MeatSums | None = None  # of HeC0, HeC2 and HeC3, where summed with the leverages
-
-    @classmethod
-    def of(cls, leverage: Leverage, noise: Tensor, notes: list[str]) -> FittedSpectral:
-        """Build from the last pass."""
-        return FittedSpectral(
-            problem=leverage.gradients.problem,
-            ridge=leverage.ridge,
-            leverage_blocks=leverage.leverage_blocks,
-            notes=notes,
-            stream=leverage.gradients,
-            bases=leverage.bases,
-            spectrum=leverage.spectrum,
-            noise=noise,
-            step=leverage.step,
-            change=leverage.change,
-            rotations=leverage.rotations,
-            summed_meats=leverage.meats,
-        )
 
     @property
     def degrees_of_freedom(self) -> float:
