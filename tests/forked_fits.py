@@ -51,7 +51,6 @@ CASES: dict[str, dict[str, Any]] = {
     "single precision, ekfac": {"structure": whence.EKFAC(tolerance=0.0), "single": True},
     "heads": {"structure": "diagonal", "heads": True},
     "heads, core": {"structure": whence.Core(size=400, tolerance=0.0), "heads": True},
-    "dual": {"structure": whence.Exact("dual"), "likelihood": "categorical", "recenter": True},
 }
 
 

@@ -1,27 +1,25 @@
-"""The cost of a fit before it is run: memory by stage, time by step, and the same for other structures."""
+"""The cost of a fit before it is run: its memory and time, and the same for other structures."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Sized
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from whence.api import STRUCTURES
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
-from whence.curvature.accumulate import LayerGradients, working_precision
-from whence.curvature.cost import SAMPLE, Work, measure_sizes, step_seconds, total_seconds
+from whence.curvature.accumulate import LayerGradients
+from whence.curvature.cost import SAMPLE, clock_work, measure_sizes
 from whence.curvature.leaves import LeafCore
-from whence.data.batches import Batches, Inputs, batch_size, split, take
+from whence.data.batches import Batches, batch_size, split, take
 from whence.display import count
 from whence.fitting import by_name, check_columns
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.linearization import Linearization, linearize
+from whence.jacobian.linearization import linearize
 from whence.jacobian.network import Choice, Network, select
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.runtime.execution import Execution, Progress, checked_execution, clock
@@ -48,13 +46,11 @@ class Estimate:
         examples: number of training examples.
         outputs: number of outputs of the network.
         parameters: number of selected weights.
-        stages: bytes held at once in each stage of the fit, in addition to the model and the data.
+        memory: bytes at the peak, in addition to the model and the data.
         bounded: whether the memory is an upper bound, since the structure chooses its size from the data.
         limit: bytes that may be used.
-        steps: seconds of each part of the fit.
-        prediction: seconds for a thousand predictions.
+        seconds: seconds of the whole fit.
         alternatives: the other structures.
-        one_layer: whether all selected weights belong to one layer.
         disk: bytes of features on disk, with `Execution(scratch=...)`.
 
     Examples:
@@ -69,24 +65,12 @@ class Estimate:
     examples: int
     outputs: int
     parameters: int
-    stages: Mapping[str, float]
+    memory: float
     bounded: bool
     limit: int
-    steps: Mapping[str, float]
-    prediction: float
+    seconds: float
     alternatives: tuple[Alternative, ...]
-    one_layer: bool = False
     disk: float = 0.0
-
-    @property
-    def memory(self) -> float:
-        """Bytes at the peak, in addition to the model and the data."""
-        return max(self.stages.values())
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the whole fit."""
-        return sum(self.steps.values())
 
     @property
     def fits(self) -> bool:
@@ -100,21 +84,13 @@ class Estimate:
         lines = [
             f"{self.structure}: {', '.join(count(number, what) for what, number in sizes.items())}",
             f"  memory   {about}{readable(self.memory)}, {fits}",
-            *(f"    {stage:<24} {readable(size):>10}" for stage, size in self.stages.items()),
             *([f"  disk     {about}{readable(self.disk)}"] if self.disk else []),
-            f"  time     about {duration(self.seconds)}; {duration(self.prediction)} for a thousand predictions",
-            *(f"    {step:<24} {duration(spent):>10}" for step, spent in self.steps.items()),
+            f"  time     about {duration(self.seconds)}",
             "  instead",
         ]
         for one in self.alternatives:
-            mark = " " if one.memory <= self.limit else "!"
-            lines.append(f"    {one.structure:<24} {readable(one.memory):>10}{mark} {duration(one.seconds):>10}")
-        if any(one.memory > self.limit for one in self.alternatives):
-            lines.append("    ! does not fit")
-        if not self.fits:
-            fewer = "" if self.one_layer else 'parameters="last_layer", '
-            few = "fewer columns (hessian_columns=...), " if self.outputs > 1 else ""
-            lines.append(f"  or: {fewer}{few}a smaller chunk_size, fewer examples, a larger max_memory")
+            fits = "" if one.memory <= self.limit else "  does not fit"
+            lines.append(f"    {one.structure:<24} {readable(one.memory):>10} {duration(one.seconds):>14}{fits}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -127,11 +103,9 @@ def duration(seconds: float) -> str:
 
     Examples:
         >>> duration(0.012), duration(3.21), duration(125)
-        ('12 ms', '3.2 s', '2 min 05 s')
+        ('0.01 s', '3.21 s', '2 min 05 s')
     """
-    if seconds < 0.9995:
-        return f"{1000 * seconds:.0f} ms" if seconds >= 0.0005 else "0 ms"
-    return f"{seconds:.1f} s" if seconds < 10 else clock(seconds)
+    return f"{seconds:.2f} s" if seconds < 10 else clock(seconds)
 
 
 ALTERNATIVES: tuple[Structure, ...] = (Exact("primal"), Exact("dual"), Core(), EKFAC(), Sketch(), KFAC(), Diagonal())
@@ -147,53 +121,6 @@ def count_examples(batches: Batches) -> tuple[int, int]:
         return whole, min(given.batch_size, whole)
     sizes = [batch_size(split(raw, f"batch {at}")[0], f"batch {at}") for at, raw in enumerate(given)]
     return sum(sizes), max(sizes)
-
-
-PRODUCT = 384  # size of the matrices whose products and eigenvectors are timed
-
-
-def measure_unit_seconds(problem: Linearization, stream: LayerGradients | None, inputs: Inputs, read: float) -> Work:
-    """Seconds for one unit of each kind of work, from a few examples and matrix products; no layers for trees."""
-    few = take(inputs, slice(0, SAMPLE))
-    size = batch_size(few, "this batch")
-    k, jacobian = problem.k, problem.jacobian()
-
-    def pull() -> None:
-        assert stream is not None
-        for chunk in stream.of(few, stream.identity(), k):
-            for tangent in chunk.tangents:
-                tangent.materialize() if tangent.block.kind == "dense" else None
-
-    def rows() -> None:
-        for _ in jacobian.rows(take(few, slice(0, 8)), k):
-            pass
-
-    eye = torch.eye(PRODUCT, dtype=torch.float64, device=problem.device)
-    other = eye + eye.roll(1, 0) + eye.roll(1, 1)
-    products = [other.to(dtype) for dtype in (problem.dtype, working_precision(problem))]
-    algebra, working = (clocked(partial(torch.mm, one, one), problem.device) / (2.0 * PRODUCT**3) for one in products)
-    return Work(
-        read=read,
-        forward=clocked(lambda: problem.network(few), problem.device) / size,
-        layers=0.0 if stream is None else clocked(pull, problem.device) / size,
-        rows=clocked(rows, problem.device) / min(size, 8),
-        algebra=algebra,
-        working=working,
-        cubes=clocked(lambda: torch.linalg.eigh(other), problem.device) / PRODUCT**3,
-    )
-
-
-def clocked(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of some work, the best of four runs."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
-    times = []
-    for _ in range(4):
-        wait(device)
-        start = time.perf_counter()
-        work()
-        wait(device)
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def estimate(
@@ -246,27 +173,23 @@ def estimate(
         sample, budget = Batches([few], network.device, quiet), Budget(network.device, execution.max_memory)
         small = linearize(network, selection, sample, loss, execution, budget, columns)
         n, batch = count_examples(batches)
-        stream = None if isinstance(model, LeafSum) else LayerGradients(small)
+        gradients = None if isinstance(model, LeafSum) else LayerGradients(small)
         seen = next(iter(small.batches)).inputs  # with the mixtures of outputs, if there are some
-        sizes = measure_sizes(small, stream, first.inputs, n, batch)
+        sizes = measure_sizes(small, gradients, first.inputs, n, batch)
         sizes = replace(sizes, dual=execution.checkpoint is None, scratch=execution.scratch is not None)
-        unit_seconds, cost = measure_unit_seconds(small, stream, seen, read), chosen.cost(sizes)
+        seconds, cost = clock_work(small, gradients, seen, read), chosen.cost(sizes)
         others = (other.cost(sizes) for other in alternatives)
         return Estimate(
             structure=cost.name,
             examples=n,
             outputs=small.width,
             parameters=sizes.d,
-            stages=cost.stages,
-            bounded=cost.bounded,
+            memory=cost.memory,
+            bounded=cost.least is not None,
             limit=small.budget.limit,
-            steps=step_seconds(cost, n, unit_seconds),
-            prediction=1000.0 * total_seconds(cost.prediction, unit_seconds),
+            seconds=seconds(cost, n),
             alternatives=tuple(
-                Alternative(other.name, other.memory, sum(step_seconds(other, n, unit_seconds).values()))
-                for other in others
-                if other.name != cost.name
+                Alternative(other.name, other.memory, seconds(other, n)) for other in others if other.name != cost.name
             ),
-            one_layer=selection.one_layer,
             disk=cost.disk,
         )

@@ -11,15 +11,14 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from whence.curvature import Groups, Structure
 from whence.curvature.accumulate import LayerGradients
 from whence.curvature.base import NO_GROUPS, AdditiveStructure, times_hessian
-from whence.curvature.cost import measure_sizes, step_seconds, usual_seconds
+from whence.curvature.cost import clock_work, measure_sizes
 from whence.curvature.plan import require_plan
-from whence.curvature.ridge_search import default_ridge, fit_at_best
+from whence.curvature.ridge_search import check_search, default_ridge, fit_at_best
 from whence.data.batches import Batches, length
 from whence.data.targets import example_fingerprints
 from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
@@ -179,14 +178,13 @@ def run_fit(
         selection = _inspect_first_batch(network, batches, options)
         budget = _prepare_passes(batches, model, options, selection)
         columns = default_columns(network, batches) if options.columns == 0 else options.columns
-        smaller = ""
         if columns is not None:
             first = batches.first()
             sizes = (columns + 1, first.targets[0].numel(), (length(batches.loader) or 1) * first.size)
-            smaller = require_plan(options.structure, network, selection, first.inputs, *sizes, budget)
+            require_plan(options.structure, network, selection, first.inputs, *sizes, budget)
         planned = (options.likelihood, options.execution, budget, columns, options.execution.seed)
         problem = linearize(network, selection, batches, *planned)
-        tracer = _fit_within_memory(options, problem, fingerprints, smaller)
+        tracer = _fit_within_memory(options, problem, fingerprints)
         if batches.passes.shared:  # afterwards this process works alone, and the data of the others are elsewhere
             gathered = processes.all_gather_object("the fingerprints of the data", batches.fingerprints)
             batches.fingerprints[:] = [one for each in gathered for one in each]
@@ -241,13 +239,8 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
     return Budget(batches.device, limit)
 
 
-def _fit_within_memory(
-    options: FitOptions, planned: Linearization, fingerprints: Mapping[str, int], instead: str
-) -> Tracer:
-    """Fit. If the device runs out of memory, plan with less, and then use smaller chunks.
-
-    `instead` says what needs less memory, if something does.
-    """
+def _fit_within_memory(options: FitOptions, planned: Linearization, fingerprints: Mapping[str, int]) -> Tracer:
+    """Fit. If the device runs out of memory, plan with less, and then use smaller chunks."""
     keeps_plan = planned.passes.checkpointed or not planned.passes.process_group.alone
     problem, before, full, least = planned, planned, "", LEAST_MEMORY
     while True:
@@ -277,8 +270,8 @@ def _fit_within_memory(
             raise TooLargeError(
                 f"expected the fit to take {readable(planned.budget.limit)} at most on {planned.device}, got out of "
                 f"memory ({full}){'' if problem is planned else ', with smaller chunks as well'}. {why}"
-                f"{instead or 'Select fewer parameters.'} Or use fewer columns (hessian_columns=...), smaller batches, "
-                "a smaller max_memory or chunk_size."
+                "Select fewer parameters, use a sketch, fewer columns (hessian_columns=...), smaller batches, or a "
+                "smaller max_memory or chunk_size."
             )
         problem = smaller
 
@@ -303,6 +296,8 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
         ridge, source = options.ridge, "given"
     by_loo = ridge is None and problem.hessian_roots is not None
     structure, why = options.structure.resolve(problem, ridge)
+    if ridge is None:
+        check_search(structure, problem)
     _announce(problem, structure, by_loo)
     problem = replace(problem, precision=options.execution.precision if structure.tf32 else "float32")
     members = None if options.groups is None else Groups.of(options.groups, problem)
@@ -328,31 +323,27 @@ LASTS = 5.0  # fits that take at least so many seconds are announced
 
 
 def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> None:
-    """Print the time and memory that a long fit on a CPU will take, before it starts."""
+    """Print the time and memory that a long fit by one process on a CPU will take, before it starts."""
+    shown = problem.progress.enabled and problem.device.type == "cpu" and problem.passes.process_group.alone
     small = problem.n * problem.k * problem.selection.size < SHORT
-    if small or type(structure).cost is Structure.cost or not problem.progress.enabled or problem.device.type != "cpu":
+    if small or not shown or type(structure).cost is Structure.cost:
         return
     start = time.perf_counter()
     first = problem.batches.first()
-    read = time.perf_counter()
-    with torch.no_grad():
-        problem.network(first.inputs)
-    reading, forward = (read - start) / first.size, (time.perf_counter() - read) / first.size
+    read = (time.perf_counter() - start) / first.size
     layers = isinstance(structure, AdditiveStructure) and not isinstance(problem.network.model, LeafSum)
-    stream = LayerGradients(problem) if layers else None
-    cost = structure.cost(measure_sizes(problem, stream, first.inputs, problem.n, first.size))
-    seconds = sum(step_seconds(cost, problem.n, usual_seconds(problem.k, reading, forward)).values())
+    gradients = LayerGradients(problem) if layers else None
+    cost = structure.cost(measure_sizes(problem, gradients, first.inputs, problem.n, first.size))
+    seconds = clock_work(problem, gradients, first.inputs, read)(cost, problem.n)
     if seconds >= LASTS:
-        most = "up to" if cost.bounded else "about"
+        most = "about" if cost.least is None else "up to"
         more = '; ridge="loo" then tries about ten ridges, each of which takes about as long' if by_loo else ""
-        words = f"{cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}{more}"
-        problem.progress.say(f"whence: {words}")
+        problem.progress.say(
+            f"whence: {cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}{more}"
+        )
 
 
-SHARES = {
-    "outside the core": ("HeC3 inside the core", "share of it, on a sample of training inputs"),
-    "diagonal meat": ("HeC3 in the eigenbasis", "share of it, on a sample of training inputs"),
-}
+SHARES = {"outside the core": "HeC3 inside the core", "diagonal meat": "HeC3 in the eigenbasis"}
 """Checks of a share of HeC3, and the names of their findings in the diagnostics."""
 
 
@@ -362,13 +353,11 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     flagged = ", ".join(check.name for check in trust.not_fine)
     if trust.not_fine:
         bar.say(f"whence: {trust.level} ({flagged}). {trust.not_fine[0].words}")
-    shares = []
-    for check in trust:
-        name, words = SHARES.get(check.name, ("", ""))
-        if not name:
-            continue
-        share = next(iter(check.numbers.values()), None)
-        shares.append(Finding(name, "not checked", check.words) if share is None else Finding(name, share, words))
+    shares = [
+        Finding(SHARES[check.name], next(iter(check.numbers.values()), "not checked"), check.words)
+        for check in trust
+        if check.name in SHARES
+    ]
     finding = Finding("trust", trust.level, MEANING[trust.level] + (f" ({flagged})" if flagged else ""))
     return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics.findings, *shares, finding)))
 

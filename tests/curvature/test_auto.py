@@ -12,7 +12,9 @@ import whence
 from doubles import batches, fit, inputs_and_targets, mlp
 from structures import assert_alike
 from whence.curvature.core import Core
+from whence.curvature.cost import ProblemSizes
 from whence.curvature.exact import OPERATIONS, Auto, Exact
+from whence.runtime.memory import readable
 
 GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]
 LITTLE = 10_000
@@ -48,32 +50,36 @@ def test_exact_where_it_fits(data: Any, road: Any) -> None:
     assert_alike(fit(mlp(), data, structure=whence.Exact(road=road)), tracer, inputs_and_targets()[0])
 
 
+def chosen(n: int, d: int, limit: float = 1e15, device: str = "cpu", dual: bool = True) -> tuple[whence.Structure, str]:
+    """For n numbers and d weights in double precision."""
+    return Auto().choose(ProblemSizes(n, 1, 0, d, 8, 8, limit, torch.device(device), dual=dual))
+
+
 def test_operations_are_counted_by_hand() -> None:
     """Both roads multiply tall matrices and factor square ones: s^2 (n k + d) with s the side of the square."""
-    either: dict[Any, float] = {"primal": 1e6, "dual": 1e6}
-    structure, why = Auto().choose(10_000, 300, either, 1e9, "cpu")
+    structure, why = chosen(10_000, 300)
     assert structure == Exact("primal")
-    assert why == f"primal road: 976.6 KiB, {300**2 * 10_300:.0e} operations"
-    structure, why = Auto().choose(300, 10_000, either, 1e9, "cpu")
+    assert why == f"primal road: {readable(8 * (9 * 300**2 + 3 * 300))}, {300**2 * 10_300:.0e} operations"
+    structure, why = chosen(300, 10_000)
     assert structure == Exact("dual")
-    assert why == f"dual road: 976.6 KiB, {300**2 * 10_300:.0e} operations"
+    assert why == f"dual road: {readable(8 * (5 * 300**2 + 3 * 10_000))}, {300**2 * 10_300:.0e} operations"
 
 
 def test_the_other_road_where_only_that_fits() -> None:
-    structure, why = Auto().choose(300, 5_000, {"primal": 1e3, "dual": 1e12}, 1e9, "cpu")
-    assert structure == Exact("primal")
+    assert chosen(3_000, 2_800)[0] == Exact("primal")
+    assert chosen(3_000, 2_800, limit=4e8)[0] == Exact("dual")  # five times the square in place of nine
     assert OPERATIONS["cpu"] > 5_000**2 * 5_300
-    assert why == f"primal road: 1000 B, {5_000**2 * 5_300:.0e} operations"
-    assert Auto().choose(300, 5_000, {"primal": 1e3}, 1e9, "cpu")[0] == Exact("primal")
+    structure, why = chosen(300, 5_000, dual=False)
+    assert structure == Exact("primal")
+    assert why.endswith(f", {5_000**2 * 5_300:.0e} operations")
 
 
 def test_the_core_where_it_would_take_too_long() -> None:
-    little: dict[Any, float] = {"primal": 1.0, "dual": 1.0}
-    assert isinstance(Auto().choose(100_000, 20_000, little, 1e9, "cpu")[0], Core)  # 4.8e13 operations
-    assert Auto().choose(100_000, 20_000, little, 1e9, "cuda")[0] == Exact("primal")
-    structure, why = Auto().choose(100_000, 200_000, little, 1e9, "cpu")
+    assert isinstance(chosen(100_000, 20_000)[0], Core)  # 4.8e13 operations
+    assert chosen(100_000, 20_000, device="cuda")[0] == Exact("primal")
+    structure, why = chosen(100_000, 200_000)
     assert isinstance(structure, Core)
-    assert why == "exact would take 1 B and 3e+15 operations (dual road)"
+    assert why == "exact would take 372.5 GiB and 3e+15 operations (dual road)"
 
 
 @pytest.mark.parametrize(

@@ -45,24 +45,6 @@ class ConstantCotangents:
         return self.rows.unsqueeze(1).expand(-1, n, -1)
 
 
-class ChunkGradients:
-    """Gradients of a chunk of training examples: iterating yields every block of parameters in its basis.
-
-    In the last iteration that the accumulator announced, each block is freed when the next one is requested.
-    """
-
-    def __init__(self, views: list[BasisView], reads: int) -> None:
-        self._views = views
-        self._reads_left = reads
-
-    def __iter__(self) -> Iterator[BasisView]:
-        self._reads_left -= 1
-        if self._reads_left > 0:
-            yield from self._views
-        while self._reads_left <= 0 and self._views:
-            yield self._views.pop(0)
-
-
 class Accumulator(ABC):
     """Sums over the gradients of all layers of the training set: their zeros, and how to add a chunk."""
 
@@ -70,14 +52,19 @@ class Accumulator(ABC):
     cotangents: Cotangents  # vectors pulled back for every example
     count: int  # number c of cotangents
     bases: Sequence[Basis] | None = None  # one for each block; `None` for gradients in the coordinates of the weights
-    reads: int = 1  # how often `add` iterates over the gradients of a chunk
     every: int = 1  # about one in this many examples is used; `where` then has a step
     state: dict[str, Tensor]  # the sums by name, zeros at first, which `add` changes in place
-    given: Sequence[Tensor] = ()  # tensors the sums depend on, besides model, data and options
+    given: Sequence[Tensor] = ()  # tensors the sums depend on, besides model, data, options and bases
 
     @abstractmethod
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
-        """Add some training examples."""
+    def add(self, where: slice, views: list[BasisView]) -> None:
+        """Add some training examples: their gradients in every block, read by `drained` if they are read once."""
+
+
+def drained(views: list[BasisView]) -> Iterator[BasisView]:
+    """Yield every block, and free it when the next one is requested."""
+    while views:
+        yield views.pop(0)
 
 
 Accumulated = TypeVar("Accumulated", bound=Accumulator)
@@ -135,8 +122,8 @@ class LayerChunk:
     kept: bool = False  # whether it is cached, or held until the next chunk is there
     in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
 
-    def views(self, bases: Sequence[Basis] | None, problem: Linearization, reads: int = 1) -> list[BasisView]:
-        """Every block in its basis, to be read `reads` times. A chunk that is not kept drops its gradients."""
+    def views(self, bases: Sequence[Basis] | None, problem: Linearization) -> list[BasisView]:
+        """Every block in its basis. A chunk that is not kept drops its gradients."""
         if bases is None:
             found = [BasisView(tangent, Basis(tangent.block)) for tangent in self.tangents]
             if not self.kept:
@@ -149,7 +136,7 @@ class LayerChunk:
         rounded = products_are_rounded(problem.device)
         coarse = rounded and problem.gradients_are_half
         pairs = zip(self.tangents, bases, strict=True)
-        found = [BasisView(tangent, basis, rounded, coarse=coarse, reads=reads) for tangent, basis in pairs]
+        found = [BasisView(tangent, basis, rounded, coarse) for tangent, basis in pairs]
         self.tangents.clear()
         if not self.kept:
             return found
@@ -173,10 +160,8 @@ class LayerGradients:
             first = problem.batches.first()
             sequences = problem.sketch is not None and problem.sketch.dense
             few = take(first.inputs, slice(0, PROOF_SEQUENCES if sequences else PROOF_EXAMPLES))
-            if not problem.captures:
-                problem.captures.append(self._verified(few))
-            self.notes = list(problem.captures[0].notes)
-            sizes = LayerSizes(problem.captures[0].blocks, *self._measure(few))
+            capture = self._verified(few)
+            self.notes, sizes = list(capture.notes), LayerSizes(capture.blocks, *self._measure(capture, few))
         self.sizes = sizes
         # the cotangents and gradients of a small training set; `None` if nothing is cached
         self._cache: tuple[Tensor, list[LayerChunk]] | None = None
@@ -188,11 +173,10 @@ class LayerGradients:
 
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
         """Make one pass over the training data; `last` says that no later pass of the fit reads these gradients."""
-        read = self._read(sums.label, sums.cotangents, sums.count, sums.state, sums.given, sums.every, last)
-        for chunk in read:
-            gradients = ChunkGradients(chunk.views(sums.bases, self.problem, sums.reads), sums.reads)
-            sums.add(chunk.where, gradients)
-            del gradients, chunk  # the next one needs the memory
+        given = [*sums.given, *(one for basis in sums.bases or () for one in basis.tensors)]
+        for chunk in self._read(sums.label, sums.cotangents, sums.count, sums.state, given, sums.every, last):
+            sums.add(chunk.where, chunk.views(sums.bases, self.problem))
+            del chunk  # the next one needs the memory
         return sums
 
     def chunks(self, label: str) -> Iterator[tuple[slice, list[Tangent]]]:
@@ -271,16 +255,29 @@ class LayerGradients:
 
     def capture(self, inputs: Inputs) -> Capture:
         """The capture, verified on these inputs if not yet verified."""
-        if not self.problem.captures:
-            found = self._verified(take(inputs, slice(0, PROOF_EXAMPLES)), self.sizes.blocks)
-            if found.blocks != self.sizes.blocks:
-                raise UncapturedParameterError(
-                    "expected the model to use its parameters as it did when it was fitted, got another path of its "
-                    "forward pass for the first inputs. Pass train_loader to whence.load, so that the path of the "
-                    "training data is followed."
-                )
-            self.problem.captures.append(found)
-        return self.problem.captures[0]
+        return self._verified(take(inputs, slice(0, PROOF_EXAMPLES)), self.sizes.blocks)
+
+    def _verified(self, few: Inputs, blocks: Sequence[Block] | None = None) -> Capture:
+        problem = self.problem
+        if problem.captures:
+            return problem.captures[0]
+        with rounded_products(False):  # sums of products are compared
+            found = Capture(
+                problem.network,
+                dict(problem.selection.parameters),
+                example_inputs=few,
+                blocks=blocks,
+                later_notes=problem.batches.notes,
+                lowered=(in_half(problem.network, few), torch.float16) if problem.half else None,
+            )
+        if blocks is not None and found.blocks != blocks:
+            raise UncapturedParameterError(
+                "expected the model to use its parameters as it did when it was fitted, got another path of its "
+                "forward pass for the first inputs. Pass train_loader to whence.load, so that the path of the "
+                "training data is followed."
+            )
+        problem.captures.append(found)
+        return found
 
     def _read(
         self,
@@ -315,22 +312,10 @@ class LayerGradients:
         if rows is not None and found:
             self._cache = rows, found
 
-    def _verified(self, few: Inputs, blocks: Sequence[Block] | None = None) -> Capture:
-        problem = self.problem
-        with rounded_products(False):  # sums of products are compared
-            return Capture(
-                problem.network,
-                dict(problem.selection.parameters),
-                example_inputs=few,
-                blocks=blocks,
-                later_notes=problem.batches.notes,
-                lowered=(in_half(problem.network, few), torch.float16) if problem.half else None,
-            )
-
-    def _measure(self, few: Inputs) -> tuple[float, float, float]:
+    def _measure(self, capture: Capture, few: Inputs) -> tuple[float, float, float]:
         """Bytes for each example: activations; and for each cotangent output gradients and formed matrices."""
         n = batch_size(few, "this batch")
-        captured = self.capture(few).run(few)
+        captured = capture.run(few)
         ones = torch.ones(1, n, self.problem.k, dtype=captured.outputs.dtype, device=captured.outputs.device)
         activations = gradients = workspace = 0.0
         on_gpu = self.problem.device.type == "cuda"
@@ -443,12 +428,11 @@ class TrainingRows:
             self._mapped = on_disk(problem.passes.scratch, shape, working_precision(problem))
             features.notes.append(f"features of the training examples are on disk, {readable(self._mapped.nbytes)}")
         self._cached: list[tuple[slice, Tensor]] = []  # all rows of this process, or none
-        self._everywhere = problem.passes.process_group.alone
 
     @property
     def complete(self) -> bool:
         """Whether the rows of all training examples are in the memory of this process."""
-        return self.in_memory and self._everywhere
+        return self.in_memory and self.problem.passes.process_group.alone
 
     def read(
         self, label: str, state: State | None = None, given: Sequence[Tensor] = ()
@@ -461,7 +445,7 @@ class TrainingRows:
             if state is not None:
                 known = problem.dependencies(given)
                 pieces = problem.passes.over(pieces, lambda item: item[0], label, state, known, resumable=False)
-            elif problem.passes.closed and not self._everywhere:
+            elif problem.passes.closed:
                 raise partial_data_error()
             for where, rows in pieces:
                 yield where, rows
@@ -498,20 +482,6 @@ class TrainingRows:
                     check_gradients(checked)
                 yield where, rows
         check_gradients(checked)
-
-    def bring_together(self) -> None:
-        """Gather the rows of all processes in every process."""
-        if self._everywhere:
-            return
-        process_group, problem = self.problem.passes.process_group, self.problem
-        need = 2.0 * problem.n * problem.k * self.features.size * problem.outputs.element_size()
-        problem.budget.require(
-            need, "the gradients of all training examples in each process", "Use Exact(road='primal'), or one process."
-        )
-        found = [rows for _, rows in self.read("rows")]
-        everything = process_group.all_gather(torch.cat(found) if found else None, "rows", problem.device)
-        self._cached, self._everywhere, self.in_memory = [(slice(0, problem.n), everything)], True, True
-        self._mapped = None
 
     def of_groups(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from whence.curvature.base import (
     Meats,
     NewtonStep,
     Predicted,
-    RidgePath,
     Sandwich,
     singular,
     times_hessian,
@@ -123,22 +122,12 @@ class FittedDual(AlignedCurvature):
 
     @classmethod
     def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedDual:
-        """Assemble the kernel, factor it, and compute the leverages from it."""
-        rows = TrainingRows(problem, features)
-        rows.bring_together()  # every pair of examples is needed
+        """Assemble the kernel, factor lambda + R^T K R, and compute the leverages."""
+        rows, n, k, roots = TrainingRows(problem, features), problem.n, problem.k, problem.hessian_roots
         (kernel, inner_weights), path = rows.kernel(), None
         if ridge is None:
             path = path_from_kernel(kernel, problem.residuals + inner_weights, problem, features.notes)
             ridge = path.best
-        return cls.of(rows, kernel, inner_weights, ridge, path)
-
-    @classmethod
-    def of(
-        cls, rows: TrainingRows, kernel: Tensor, inner_weights: Tensor, ridge: float, path: RidgePath | None = None
-    ) -> FittedDual:
-        """Factor a kernel for a ridge above zero: the Cholesky factor of lambda + R^T K R."""
-        problem, roots = rows.problem, rows.problem.hessian_roots
-        n, k = problem.n, problem.k
         if roots is None:
             matrix = kernel.clone()
         else:
@@ -159,9 +148,9 @@ class FittedDual(AlignedCurvature):
             problem=problem,
             ridge=ridge,
             leverage_blocks=blocks,
-            notes=rows.features.notes,
+            notes=features.notes,
             path=path,
-            features=rows.features,
+            features=features,
             rows=rows,
             kernel=kernel,
             inner_weights=inner_weights,
@@ -348,7 +337,6 @@ class FittedIterative(AlignedCurvature):
     jacobian: Jacobian  # Jacobian of the network
     tolerance: float  # relative residual at which a solve stops
     iterations: int  # maximum number of steps of a solve
-    worst: float = 0.0  # the largest relative residual of the solves for the leverages
 
     @classmethod
     def fit(cls, problem: Linearization, ridge: float, tolerance: float, iterations: int) -> FittedIterative:
@@ -375,7 +363,7 @@ class FittedIterative(AlignedCurvature):
                 blocks[batch.start + part.start : batch.start + part.stop] = rows @ solved.reshape(rows.shape).mT
                 worst = max(worst, reached)
         jacobian.notes.append(f"exact algebra, matrix-free road, solves to a relative residual of {worst:.2g}")
-        return replace(fitted, worst=worst)
+        return fitted
 
     def solve(self, vectors: Tensor) -> Tensor:
         """F_lam^-1 v for vectors (q, d), all at once."""

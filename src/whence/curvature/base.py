@@ -300,9 +300,3 @@ class AdditiveStructure(Structure):
 
     tf32: ClassVar[bool] = True
     additive: ClassVar[bool] = True
-
-
-class FeatureStructure(AdditiveStructure):
-    """A structure that replaces each gradient by a few features, which are available for all examples."""
-
-    takes_groups: ClassVar[bool] = True

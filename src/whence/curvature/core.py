@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import LayerGradients, setting_aside
-from whence.curvature.base import FeatureStructure, MeatRoots, singular
-from whence.curvature.cost import Cost, ProblemSizes, Work
+from whence.curvature.base import AdditiveStructure, MeatRoots, singular
+from whence.curvature.cost import Cost, ProblemSizes
 from whence.curvature.ekfac import factor_cost
 from whence.curvature.kronecker import KroneckerFactors, enough_examples, fit_spectrum
 from whence.curvature.primal import (
     FittedPrimal,
     Projected,
+    algebra_bytes,
     algebra_operations,
-    algebra_stages,
+    kept_bytes,
     primal_bytes,
-    rows_in_cache,
     sketch_features,
 )
 from whence.curvature.rotation import Basis
@@ -36,7 +36,7 @@ SKETCH_SIZE, SKETCH_SHARE = 6144, 0.3  # maximum number of features of a sketch,
 
 
 @dataclass(frozen=True)
-class Core(FeatureStructure):
+class Core(AdditiveStructure):
     """The exact algebra on the r largest coordinates of the Kronecker eigenbasis, terms across layers included.
 
     Leverages are true leverages (in [0, 1), no guard), and variances have the right scale, unlike EKFAC's.
@@ -56,6 +56,7 @@ class Core(FeatureStructure):
     """
 
     name: ClassVar[str] = "core"
+    takes_groups: ClassVar[bool] = True
     size: int | None = None
     tolerance: float = 1e-3
 
@@ -103,16 +104,18 @@ class Core(FeatureStructure):
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
         r = min(self.size or min(LARGEST, quick_size(sizes.numbers, sizes.device, sizes.limit)), sizes.d)
-        stages, steps, bases = factor_cost(sizes)
-        stages["eigenvalues"] = bases + 10.0 * 8 * sizes.d + sizes.layer_bytes
-        steps["eigenvalues"] = _feature_rows(sizes, sizes.n, sizes.n)
+        peak, bases, decompositions = factor_cost(sizes)
         found = sketch_cost(sizes, self.name, r, bases)
         sample = affordable_sample(sizes.d, sizes.k, sizes.limit) if r < sizes.d else None
-        if sample is not None:
-            stages["outside the core"] = found.stages["leverages and meats"] + sample_bytes(sizes.d, sizes.k, *sample)
-        certain = ("factors", "eigenvectors", *(["factor"] if self.size else []))
-        every, work = {**stages, **found.stages}, {**steps, **found.steps}
-        return Cost(self.name, every, work, found.prediction, True, found.disk, certain)
+        more = 0.0 if sample is None else sample_bytes(sizes.d, sizes.k, *sample)
+        eigenvalues = bases + 10.0 * 8 * sizes.d + sizes.layer_bytes
+        return replace(
+            found,
+            memory=max(peak, eigenvalues, found.memory + more),
+            passes=found.passes + 2.0,
+            operations=found.operations + decompositions + sizes.n * (sizes.rotations + sizes.squares),
+            least=max(peak, bases + primal_bytes(r) if self.size else 0.0),
+        )
 
 
 def quick_size(numbers: int, device: torch.device, limit: float = math.inf, share: float = 1.0) -> int:
@@ -162,7 +165,7 @@ def sample_bytes(d: int, k: int, sources: int, points: int, columns: int) -> flo
 
 
 @dataclass(frozen=True)
-class Sketch(FeatureStructure):
+class Sketch(AdditiveStructure):
     """Exact algebra on random Kronecker projections of the gradients: one pass, no eigendecomposition of factors.
 
     Args:
@@ -180,6 +183,7 @@ class Sketch(FeatureStructure):
     """
 
     name: ClassVar[str] = "sketch"
+    takes_groups: ClassVar[bool] = True
     size: int | None = None
     seed: int = 0
 
@@ -210,21 +214,10 @@ def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = No
     """Cost of the exact algebra on r features; `bases` is in bytes, by default for random projections."""
     if bases is None:
         bases = sum(math.sqrt(block.numel) for block in sizes.blocks) * math.sqrt(r) * sizes.working
-    kept = rows_in_cache(float(sizes.numbers) * r * sizes.item, sizes.limit - primal_bytes(r))
-    size = float(sizes.numbers) * r * sizes.working
-    rows, disk = size if kept else 0.0, size if sizes.scratch and not kept else 0.0
+    rows = kept_bytes(sizes, r, sizes.working, primal_bytes(r))
+    disk = float(sizes.numbers) * r * sizes.working if sizes.scratch and not rows else 0.0
     chunk = sizes.layer_bytes + 3.0 * sizes.layer_chunk * sizes.k * r * sizes.working
-    read = sizes.n * (1.0 if kept or disk else 4.0)
-    return Cost(
-        name,
-        stages={stage: bases + size for stage, size in algebra_stages(sizes, r, rows, chunk).items()},
-        steps={"rows": _feature_rows(sizes, read, read), "algebra": Work(working=algebra_operations(sizes, r))},
-        prediction=_feature_rows(sizes, 0.0, 1.0, more=12.0 * sizes.k * float(r) ** 2),
-        disk=disk,
-    )
-
-
-def _feature_rows(sizes: ProblemSizes, read: float, examples: float, more: float = 0.0) -> Work:
-    """Work to compute the features of some examples, plus `more` operations."""
-    each = sizes.rotations + 2.0 * sizes.k * sizes.d
-    return Work(read=read, layers=examples, working=examples * each + more)
+    passes = 1.0 if rows or disk else 4.0
+    features = passes * sizes.n * (sizes.rotations + sizes.squares)
+    algebra = algebra_operations(sizes, r) * sizes.working / sizes.item
+    return Cost(name, bases + algebra_bytes(sizes, r, rows, chunk), passes, features + algebra, disk=disk)

@@ -1,12 +1,11 @@
-"""Cost of a structure: bytes held in each stage of a fit, and work of each step.
-
-Structures compute it in `cost` from the sizes of a problem. `whence.estimate` adds it up, and long fits report it.
-"""
+"""Cost of a structure: bytes at the peak of a fit, and its work. `whence.estimate` adds up what structures say."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +17,10 @@ from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import Network
 
-SAMPLE = 32  # number of examples run to measure sizes
+SAMPLE = 32  # number of examples run to measure sizes and times
+FEW_ROWS = 8  # examples whose rows of the Jacobian are timed
+PRODUCT = 384  # size of the matrices whose product is timed
+EIGENVECTORS = 12.0  # operations of an eigendecomposition, for each cubed side
 
 
 @dataclass(frozen=True)
@@ -31,17 +33,34 @@ class ProblemSizes:
     d: int  # selected weights
     item: int  # bytes per number in the algebra
     working: int  # bytes per number in the gradients
-    blocks: tuple[Block, ...]  # blocks of parameters
     limit: float  # bytes of memory allowed
     device: torch.device  # device of the computation
-    layer_bytes: float  # of a chunk with the gradients of all its layers
-    layer_chunk: int = 1  # examples whose gradients are held at once, layer by layer
+    blocks: tuple[Block, ...] = ()  # blocks of parameters
+    layer_chunk: int = 0  # examples whose gradients are held at once, layer by layer
+    layer_bytes: float = 0.0  # of a chunk with the gradients of all its layers
     row_chunk: int = 1  # examples whose rows of the Jacobian are held at once
     row_bytes: float = 0.0  # of a chunk of rows of the Jacobian, and of computing it
     example_bytes: float = 0.0  # of residuals, leverages and weights of the training examples
     scratch: bool = False  # whether features that do not fit in memory are kept on disk
     entries: int = 0  # nonzero entries in an example's gradients if they are sparse: one for each tree
-    dual: bool = True  # whether the kernel is allowed; it is not a sum over examples, as checkpoints need
+    dual: bool = True  # whether the kernel is allowed: it is no sum over examples, as checkpoints and processes need
+
+    @classmethod
+    def of(cls, problem: Linearization) -> ProblemSizes:
+        """Sizes of a problem without those of its layers."""
+        roots = problem.hessian_roots
+        return cls(
+            n=problem.n,
+            k=problem.k,
+            q=0 if roots is None else roots.shape[2],
+            d=problem.selection.size,
+            item=problem.outputs.element_size(),
+            working=working_precision(problem).itemsize,
+            limit=problem.budget.limit,
+            device=problem.device,
+            row_chunk=min(problem.jacobian().chunk(problem.k), problem.n),
+            dual=not (problem.passes.checkpointed or problem.passes.shared),
+        )
 
     @property
     def numbers(self) -> int:
@@ -50,77 +69,48 @@ class ProblemSizes:
 
     @property
     def rotations(self) -> float:
-        """Operations to rotate the gradients of an example into a Kronecker basis."""
+        """Operations to rotate the gradients of an example into a Kronecker basis, in units of the algebra."""
         shapes = [block.matrix_shape for block in self.blocks if block.kind == "kronecker"]
-        return sum(2.0 * e * (i * i + self.k * o * o) for e, o, i in shapes)
+        return sum(2.0 * e * (i * i + self.k * o * o) for e, o, i in shapes) * self.working / self.item
 
-
-@dataclass(frozen=True)
-class Work:
-    """Work of one step of a fit, or of a prediction."""
-
-    read: float = 0.0  # examples read
-    forward: float = 0.0  # examples run forward
-    layers: float = 0.0  # examples whose gradients are computed layer by layer, for all outputs
-    rows: float = 0.0  # examples whose rows of the Jacobian are computed
-    algebra: float = 0.0  # floating-point operations in the dtype of the algebra
-    working: float = 0.0  # floating-point operations in the dtype of the gradients
-    cubes: float = 0.0  # sum of cubed sizes of the decomposed matrices
+    @property
+    def squares(self) -> float:
+        """Operations to square and sum the gradients of an example, in units of the algebra."""
+        return 2.0 * self.k * self.d * self.working / self.item
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Memory and work of a structure."""
+    """Memory and work of a fit."""
 
     name: str  # of the structure
-    stages: Mapping[str, float]  # bytes held in each stage of the fit, besides the model and the data
-    steps: Mapping[str, Work]  # work of each step of the fit, once the training outputs are known
-    prediction: Work  # work of one prediction
-    bounded: bool = False  # whether the memory is an upper bound, since the structure chooses its size from the data
+    memory: float  # bytes at the peak, besides the model and the data
+    passes: float  # passes over the training data that compute gradients
+    operations: float = 0.0  # floating-point operations in the dtype of the algebra
+    rows: bool = False  # whether gradients are rows of the Jacobian, not layer by layer
+    least: float | None = None  # lower bound of the memory, if the structure chooses its size from the data
     disk: float = 0.0  # bytes of features on disk, if a folder is given for them
-    certain: tuple[str, ...] = ()  # stages whose memory is exact even if `bounded`
-
-    @property
-    def least(self) -> float:
-        """Lower bound of the peak memory in bytes."""
-        return max(self.stages[stage] for stage in (self.certain if self.bounded else self.stages))
-
-    @property
-    def memory(self) -> float:
-        """Peak memory in bytes."""
-        return max(self.stages.values())
 
 
 def measure_sizes(
-    problem: Linearization, stream: LayerGradients | None, first: Inputs, n: int, batch: int
+    problem: Linearization, gradients: LayerGradients | None, first: Inputs, n: int, batch: int
 ) -> ProblemSizes:
-    """Sizes of a problem with n examples, measured on a few; without `stream`, no sizes of layers."""
-    roots = problem.hessian_roots
-    k, d, item = problem.k, problem.selection.size, problem.outputs.element_size()
-    q = 0 if roots is None else roots.shape[2]
-    working = torch.finfo(working_precision(problem)).bits // 8
-    graph = saved_bytes(problem.network, first)
-    row_chunk, layer_chunk, layer_bytes = min(problem.jacobian().chunk(k), batch), 0, 0.0
-    if stream is not None:
-        layer_chunk = min(stream.chunk_size(k, batch), batch)
-        layer_bytes = layer_chunk * (CHUNK_WORKSPACE * stream.sizes.example(k) + graph + k * stream.sizes.workspace)
-    return ProblemSizes(
+    """Sizes of a problem with n examples, measured on a few; trees have no layers."""
+    sizes, graph = ProblemSizes.of(problem), saved_bytes(problem.network, first)
+    rows = min(problem.jacobian().chunk(sizes.k), batch)
+    found = replace(
+        sizes,
         n=n,
-        k=k,
-        q=q,
-        d=d,
-        item=item,
-        working=working,
-        blocks=() if stream is None else stream.blocks,
-        limit=problem.budget.limit,
-        device=problem.device,
-        layer_bytes=layer_bytes,
-        layer_chunk=layer_chunk,
-        row_chunk=row_chunk,
-        row_bytes=row_chunk * (k * d * (working + 2.0 * item) + (1.0 + k) * graph),
-        example_bytes=examples_bytes(n, k, q, item),
+        row_chunk=rows,
+        row_bytes=rows * (sizes.k * sizes.d * (sizes.working + 2.0 * sizes.item) + (1.0 + sizes.k) * graph),
+        example_bytes=examples_bytes(n, sizes.k, sizes.q, sizes.item),
         entries=first["leaves"].shape[1] if isinstance(problem.network.model, LeafSum) else 0,
     )
+    if gradients is None:
+        return found
+    chunk, layers = min(gradients.chunk_size(sizes.k, batch), batch), gradients.sizes
+    each = CHUNK_WORKSPACE * layers.example(sizes.k) + graph + sizes.k * layers.workspace
+    return replace(found, blocks=gradients.blocks, layer_chunk=chunk, layer_bytes=chunk * each)
 
 
 def saved_bytes(network: Network, inputs: Inputs) -> float:
@@ -138,18 +128,38 @@ def saved_bytes(network: Network, inputs: Inputs) -> float:
     return sum(size for place, size in held.items() if place not in own) / batch_size(few, "this batch")
 
 
-def total_seconds(work: Work, unit_seconds: Work) -> float:
-    """Seconds of some work, given the seconds for one unit of each kind of work."""
-    return sum(float(vars(work)[kind] * seconds) for kind, seconds in vars(unit_seconds).items())
+def clock_work(
+    problem: Linearization, gradients: LayerGradients | None, inputs: Inputs, read: float
+) -> Callable[[Cost, int], float]:
+    """A function that gives the seconds of a fit to n examples by its cost, from runs of a few; `read` is for one."""
+    matrix = torch.eye(PRODUCT, dtype=problem.dtype, device=problem.device).roll(1, 0)
+    operation = clocked(lambda: torch.mm(matrix, matrix), problem.device) / (2.0 * PRODUCT**3)
+
+    @functools.cache
+    def example(rows: bool) -> float:
+        few = take(inputs, slice(0, FEW_ROWS if rows else SAMPLE))
+
+        def run() -> None:
+            if rows or gradients is None:
+                found: Iterator[object] = problem.jacobian().rows(few, problem.k)
+            else:
+                found = gradients.of(few, gradients.identity(), problem.k)
+            for _ in found:
+                pass
+
+        return read + clocked(run, problem.device) / batch_size(few, "this batch")
+
+    return lambda cost, n: n * cost.passes * example(cost.rows) + cost.operations * operation
 
 
-def step_seconds(cost: Cost, n: int, unit_seconds: Work) -> dict[str, float]:
-    """Seconds of every step of a fit to n examples."""
-    steps = {"outputs": Work(read=n, forward=n), **cost.steps}
-    return {name: total_seconds(work, unit_seconds) for name, work in steps.items()}
-
-
-def usual_seconds(k: int, reading: float, forward: float) -> Work:
-    """Seconds for one unit of each kind of work on an ordinary core, from k outputs and measured times."""
-    layers, rows = (1.0 + k) * forward, (1.0 + 2.0 * k) * forward
-    return Work(reading, forward, layers, rows, algebra=1 / 4e10, working=1 / 8e10, cubes=3e-10)
+def clocked(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of some work, the better of two runs."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
+    times = []
+    for _ in range(2):
+        wait(device)
+        start = time.perf_counter()
+        work()
+        wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times)

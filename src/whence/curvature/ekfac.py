@@ -11,13 +11,12 @@ from torch import Tensor
 
 from whence.curvature.accumulate import LayerGradients, decomposition_bytes, factor_sides, sums_bytes
 from whence.curvature.base import AdditiveStructure, MeatRoots
-from whence.curvature.cost import Cost, ProblemSizes, Work
+from whence.curvature.cost import EIGENVECTORS, Cost, ProblemSizes
 from whence.curvature.kronecker import (
     KroneckerFactors,
     Spectrum,
     SpectrumSums,
     TwoBasisSpectrumSums,
-    describe_rotations,
     fit_spectrum,
     noise_covariance,
 )
@@ -36,17 +35,27 @@ class SpectralStructure(AdditiveStructure):
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
         """Passes for the bases and the eigenvalues, and one for the leverages."""
-        if ridge is None:
-            raise InputError(
-                f'expected a number as ridge for structure "{self.name}", got "loo", which needs true leverages. '
-                'Use structure="core" or "exact" with ridge="loo", or whence.ridge_from_weight_decay.'
-            )
+        assert ridge is not None  # leave-one-out needs true leverages
         gradients = LayerGradients(problem)
         notes, noise = list(gradients.notes), noise_covariance(problem)
         with gradients.cached():
             bases, spectrum, rotations = self.decompose(gradients, ridge, noise, notes)
             leverage = Leverage(gradients, bases, spectrum, ridge, meat_roots, rotations)
-            return FittedSpectral.of(gradients.accumulate(leverage, last=True), noise, notes)
+            gradients.accumulate(leverage, last=True)
+        return FittedSpectral(
+            problem=problem,
+            ridge=ridge,
+            leverage_blocks=leverage.leverage_blocks,
+            notes=notes,
+            stream=gradients,
+            bases=bases,
+            spectrum=spectrum,
+            noise=noise,
+            step=leverage.step,
+            change=leverage.change,
+            rotations=leverage.rotations,
+            summed_meats=leverage.meats,
+        )
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
@@ -105,9 +114,8 @@ class EKFAC(SpectralStructure):
         if self.meat == "one_basis":
             return bases, fit_spectrum(gradients, bases, noise, notes), None
         sums = gradients.accumulate(TwoBasisSpectrumSums(gradients, bases, noise, self.corner))
-        spectrum, rotations = sums.spectrum(), sums.rotations(notes)
-        notes.append(describe_rotations(bases, rotations, spectrum, ridge))
-        return bases, spectrum, rotations
+        notes.append("the meats of HeC0, HeC2 and HeC3 have a basis of their own along the leading directions")
+        return bases, sums.spectrum(), sums.rotations(notes)
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
@@ -175,23 +183,22 @@ def spectral_cost(
     sizes: ProblemSizes, name: str, factors: bool = True, two_bases: bool = False, bounded: bool = False
 ) -> Cost:
     """Cost of sums of squares in a Kronecker eigenbasis, or without factors; meats may have their own basis."""
-    stages, steps, bases = factor_cost(sizes) if factors else ({}, {}, 0.0)
-    rotations, squares = sizes.rotations if factors else 0.0, 2.0 * sizes.k * sizes.d
-    sums = sums_bytes(sizes.d, sizes.d, sizes.working)
-    if two_bases:
-        bases, sums = 3.0 * bases, sums + 8.0 * 4 * sizes.d
-    stages["sums and weights"] = bases + sums + sizes.layer_bytes + sizes.example_bytes
-    for step, sets in (("eigenvalues", 2.0), ("leverages and meats", 1.0 + 3.0 / sizes.k)):
-        steps[step] = Work(read=sizes.n, layers=sizes.n, working=sizes.n * (rotations + sets * squares))
-    certain = ("factors", "eigenvectors") if bounded else ()
-    return Cost(name, stages, steps, Work(layers=1.0, working=rotations + 7.0 * squares), bounded, certain=certain)
+    peak, bases, operations = factor_cost(sizes) if factors else (0.0, 0.0, 0.0)
+    sums = sums_bytes(sizes.d, sizes.d, sizes.working) + (32.0 * sizes.d if two_bases else 0.0)
+    rotations = 2.0 * sizes.rotations if factors else 0.0
+    return Cost(
+        name,
+        memory=max(peak, (3.0 if two_bases else 1.0) * bases + sums + sizes.layer_bytes + sizes.example_bytes),
+        passes=3.0 if factors else 2.0,
+        operations=operations + sizes.n * (rotations + (3.0 + 3.0 / sizes.k) * sizes.squares),
+        least=peak if bounded else None,
+    )
 
 
-def factor_cost(sizes: ProblemSizes) -> tuple[dict[str, float], dict[str, Work], float]:
-    """Bytes and work of the Kronecker factors and of their eigendecomposition, and bytes of the eigenvectors."""
+def factor_cost(sizes: ProblemSizes) -> tuple[float, float, float]:
+    """Bytes at the peak of factors and eigenvectors, bytes of the eigenvectors alone, and operations."""
     sides = factor_sides(sizes.blocks)
     total = sum(8.0 * count * side**2 for count, side in sides)
     cubes = sum(count * float(side) ** 3 for count, side in sides)
-    stages = {"factors": total + sizes.layer_bytes, "eigenvectors": decomposition_bytes(sizes.blocks)}
-    factors = Work(read=sizes.n, layers=sizes.n, working=sizes.n * sizes.rotations)
-    return stages, {"factors": factors, "eigenvectors": Work(cubes=cubes)}, total * sizes.working / 8
+    peak = max(total + sizes.layer_bytes, decomposition_bytes(sizes.blocks))
+    return peak, total * sizes.working / 8, sizes.n * sizes.rotations + EIGENVECTORS * cubes

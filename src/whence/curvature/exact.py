@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 from whence.curvature.accumulate import setting_aside
 from whence.curvature.aligned import FittedDual, FittedIterative
 from whence.curvature.base import FittedCurvature, MeatRoots, Structure, singular
 from whence.curvature.core import Core
-from whence.curvature.cost import Cost, ProblemSizes, Work
-from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_stages, rows_in_cache
+from whence.curvature.cost import Cost, ProblemSizes
+from whence.curvature.primal import FittedPrimal, algebra_bytes, algebra_operations, kept_bytes
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
 from whence.runtime.memory import readable
@@ -56,33 +56,27 @@ class Exact(Structure):
         """True except on the matrix-free road, which would solve for every pair of members."""
         return self.road != "matrix_free"
 
-    additive = takes_groups  # the matrix-free road reads all data for every example
+    @property
+    def additive(self) -> bool:  # type: ignore[override]  # it depends on the road
+        """Whether its passes are sums over examples: the dual road is made of all pairs of them."""
+        return self.road in ("auto", "primal")
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
         """Choose the road, check that it fits in memory, and take it."""
-        numbers, size = problem.n * problem.k, problem.selection.size
-        road = self._road(numbers, size, ridge)
-        if road == "dual" and problem.passes.checkpointed:
-            raise InputError(
-                "expected a structure of sums over examples with a checkpoint, got the dual road, which is made of "
-                f"all pairs of {problem.n} examples. Use Exact(road='primal'), 'core', 'ekfac' or 'sketch'."
-            )
-        if ridge == 0 and numbers < size:
-            raise singular(0.0, size - numbers, size)
+        sizes = ProblemSizes.of(problem)
+        road = self._road(sizes, ridge)
+        if ridge == 0 and sizes.numbers < sizes.d:
+            raise singular(0.0, sizes.d - sizes.numbers, sizes.d)
         if ridge == 0 and road != "primal":
             raise SingularCurvatureError(
                 f'expected ridge > 0 for the {road} road, got 0. Use Exact(road="primal"), which checks that the '
                 "curvature has an inverse, or raise `ridge`."
             )
         if road == "matrix_free":
-            if ridge is None:
-                raise InputError(
-                    'expected a number as ridge for the matrix-free road, got "loo", which needs a matrix. '
-                    'Use Exact(road="dual") or Exact(road="primal"), or whence.ridge_from_weight_decay.'
-                )
+            assert ridge is not None  # leave-one-out needs a matrix
             return FittedIterative.fit(problem, ridge, self.tolerance, self.iterations)
-        need = memory_needed(problem, road)
-        left = setting_aside(problem, need, f"the exact structure ({road} road)", _instead(problem))  # for the rows
+        need = matrix_bytes(sizes, road)
+        left = setting_aside(problem, need, f"the exact structure ({road} road)", _instead(problem, sizes))  # for rows
         algebra: type[FittedPrimal | FittedDual] = FittedPrimal if road == "primal" else FittedDual
         fitted = algebra.fit(left, problem.jacobian(), ridge)
         fitted.notes.append(f"exact algebra, {road} road, {readable(need)} planned")
@@ -90,32 +84,27 @@ class Exact(Structure):
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
-        road = self._road(sizes.numbers, sizes.d, None)
-        costs = {"primal": primal_cost, "dual": dual_cost, "matrix_free": matrix_free_cost}
+        road = self._road(sizes, None)
+        costs = {"primal": _primal_cost, "dual": _dual_cost, "matrix_free": _matrix_free_cost}
         return costs[road](sizes, f"exact ({road.replace('_', '-')} road)")
 
-    def _road(self, numbers: int, size: int, ridge: float | None) -> Road:
-        """The road with the smaller matrix: d `size` or n k `numbers`. The dual needs a ridge."""
+    def _road(self, sizes: ProblemSizes, ridge: float | None) -> Road:
+        """The road with the smaller matrix. The dual needs a ridge, and all examples in one process."""
         if self.road != "auto":
             return self.road
-        return "primal" if size <= numbers or ridge == 0 else "dual"
+        return "dual" if sizes.numbers < sizes.d and sizes.dual and ridge != 0 else "primal"
 
 
-def memory_needed(problem: Linearization, road: str) -> float:
-    """Peak memory of the road in bytes: square matrices, and a chunk of rows."""
-    numbers, size = problem.n * problem.k, problem.selection.size
-    item = problem.outputs.element_size()
-    chunk = 3.0 * min(problem.jacobian().chunk(problem.k), problem.n) * problem.k * size * item
-    if road == "primal":
-        return 9.0 * size * size * item + chunk
-    return (5.0 if problem.hessian_roots is None else 10.5) * numbers * numbers * item + chunk
+def matrix_bytes(sizes: ProblemSizes, road: Road) -> float:
+    """Memory of the road in bytes: square matrices, and a chunk of rows."""
+    square = 9.0 * sizes.d**2 if road == "primal" else (10.5 if sizes.q else 5.0) * sizes.numbers**2
+    return (square + 3.0 * sizes.row_chunk * sizes.k * sizes.d) * sizes.item
 
 
-def _instead(problem: Linearization) -> str:
-    sizes = {road: memory_needed(problem, road) for road in ("primal", "dual")}
-    fitting = [f"structure=whence.Exact(road='{road}')" for road, need in sizes.items() if problem.budget.fits(need)]
+def _instead(problem: Linearization, sizes: ProblemSizes) -> str:
+    roads: dict[Road, float] = {"primal": matrix_bytes(sizes, "primal"), "dual": matrix_bytes(sizes, "dual")}
     ways = [
-        *fitting,
+        *(f"structure=whence.Exact(road='{road}')" for road, need in roads.items() if need <= sizes.limit),
         "structure='core' or 'ekfac' (a few times the weights)",
         *([] if problem.selection.one_layer else ["parameters='last_layer'"]),
         "fewer training examples",
@@ -124,10 +113,35 @@ def _instead(problem: Linearization) -> str:
         "structure=whence.Exact(road='matrix_free') for a handful of test points",
     ]
     return (
-        f"For {problem.n} examples, {problem.k} outputs and {problem.selection.size} parameters the primal road takes "
-        f"{readable(sizes['primal'])} and the dual {readable(sizes['dual'])}. What fits: {'; '.join(ways)}; or a "
+        f"For {problem.n} examples, {problem.k} outputs and {sizes.d} parameters the primal road takes "
+        f"{readable(roads['primal'])} and the dual {readable(roads['dual'])}. What fits: {'; '.join(ways)}; or a "
         "larger max_memory."
     )
+
+
+def _primal_cost(sizes: ProblemSizes, name: str) -> Cost:
+    """Cost with the d x d curvature."""
+    rows = kept_bytes(sizes, sizes.d, sizes.item, 9.0 * sizes.item * sizes.d**2)
+    memory = algebra_bytes(sizes, sizes.d, rows, sizes.row_bytes)
+    return Cost(name, memory, 1.0 if rows else 4.0, algebra_operations(sizes, sizes.d), rows=True)
+
+
+def _dual_cost(sizes: ProblemSizes, name: str) -> Cost:
+    """Cost with the n k x n k kernel; rows that are not kept are read again for each of its blocks."""
+    inner = float(sizes.n * max(sizes.k, sizes.q))
+    kernel, part = inner**2 * sizes.item, 0.2 * sizes.limit
+    rows = kept_bytes(sizes, sizes.d, sizes.item, 5.0 * kernel)
+    assembling = kernel + (max(2.0 * rows, rows + sizes.row_bytes) if rows else 2.0 * part)
+    factoring = rows + (10.5 if sizes.q else 5.0) * kernel + sizes.example_bytes
+    passes = 1.0 if rows else 2.0 + sizes.numbers * sizes.d * sizes.item / part
+    operations = 2.0 * sizes.numbers**2 * sizes.d + (8.0 if sizes.q else 3.0) * inner**3
+    return Cost(name, max(assembling, factoring), passes, operations, rows=True)
+
+
+def _matrix_free_cost(sizes: ProblemSizes, name: str) -> Cost:
+    """Cost of conjugate gradients, tens of passes over the data for every solve."""
+    memory = 8.0 * sizes.row_chunk * sizes.k * sizes.d * sizes.item + sizes.row_bytes + sizes.example_bytes
+    return Cost(name, memory, 100.0 * sizes.numbers / sizes.row_chunk, rows=True)
 
 
 @dataclass(frozen=True)
@@ -154,12 +168,8 @@ class Auto(Structure):
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
         """Exact if it fits in memory, else the core."""
-        memory: dict[Road, float] = {"primal": memory_needed(problem, "primal")}
-        if not (problem.passes.checkpointed or ridge == 0):  # the kernel is no sum over examples
-            memory["dual"] = memory_needed(problem, "dual")
-        return self.choose(
-            problem.n * problem.k, problem.selection.size, memory, problem.budget.limit, problem.device.type
-        )
+        sizes = ProblemSizes.of(problem)
+        return self.choose(sizes if ridge != 0 else replace(sizes, dual=False))
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
         """Fit the structure that was chosen."""
@@ -167,74 +177,18 @@ class Auto(Structure):
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of the structure that would be chosen."""
+        return self.choose(sizes)[0].cost(sizes)
+
+    def choose(self, sizes: ProblemSizes) -> tuple[Structure, str]:
+        """Exact by the road of fewest operations that fits and is quick, else the core; and why."""
         roads: tuple[Road, ...] = ("primal", "dual") if sizes.dual else ("primal",)
-        memory = {road: Exact(road).cost(sizes).memory for road in roads}
-        return self.choose(sizes.numbers, sizes.d, memory, sizes.limit, sizes.device.type)[0].cost(sizes)
-
-    def choose(
-        self, numbers: int, size: int, memory: Mapping[Road, float], limit: float, device: str
-    ) -> tuple[Structure, str]:
-        """Exact by the quickest of the roads in `memory` (bytes each) that fits and is quick, else the core; and why.
-
-        `numbers` is n k and `size` is d.
-        """
-        most = self.most["cuda" if device == "cuda" else "cpu"]
-        operations = {road: (size if road == "primal" else numbers) ** 2.0 * (numbers + size) for road in memory}
-        roads = sorted(memory, key=operations.__getitem__)
-        for road in memory if self.primal_first else roads:
-            if operations[road] <= most and memory[road] <= limit:
-                return Exact(road), f"{road} road: {readable(memory[road])}, {operations[road]:.0e} operations"
-        need = f"{readable(memory[roads[0]])} and {operations[roads[0]]:.0e} operations ({roads[0]} road)"
-        return self.otherwise, f"exact would take {need}"
-
-
-# --- Cost ------------------------------------------------------------------------------------------------------------
-
-
-def primal_cost(sizes: ProblemSizes, name: str) -> Cost:
-    """Cost with the d x d curvature."""
-    square = float(sizes.d) ** 2 * sizes.item
-    rows = float(sizes.numbers) * sizes.d * sizes.item
-    kept = rows_in_cache(rows, sizes.limit - 9.0 * square)
-    read = sizes.n * (1.0 if kept else 4.0)
-    return Cost(
-        name,
-        stages=algebra_stages(sizes, sizes.d, rows if kept else 0.0, sizes.row_bytes),
-        steps={"rows": Work(read=read, rows=read), "algebra": Work(algebra=algebra_operations(sizes, sizes.d))},
-        prediction=Work(rows=1.0, forward=1.0, algebra=12.0 * sizes.k * float(sizes.d) ** 2),
-    )
-
-
-def dual_cost(sizes: ProblemSizes, name: str) -> Cost:
-    """Cost with the n k x n k kernel."""
-    inner = float(sizes.n * max(sizes.k, sizes.q))
-    kernel = inner**2 * sizes.item
-    rows = float(sizes.numbers) * sizes.d * sizes.item
-    kept = rows_in_cache(rows, sizes.limit - 5.0 * kernel)
-    held = rows if kept else 0.0
-    assembling = 2.0 * rows if kept else 2.0 * 0.2 * sizes.limit
-    blocks = 0.0 if kept else max(1.0, rows / (0.2 * sizes.limit))  # rows are read again for every block of the kernel
-    again = 0.0 if kept else sizes.n / 100.0  # a pass for a hundred predictions or so
-    read = sizes.n * (1.0 + blocks)
-    stages = {
-        "rows and kernel": max(assembling, held + sizes.row_bytes) + kernel,
-        "factor and leverages": held + (10.5 if sizes.q else 5.0) * kernel + sizes.example_bytes,
-    }
-    steps = {
-        "rows": Work(read=read, rows=read),
-        "kernel": Work(algebra=2.0 * sizes.numbers**2 * sizes.d),
-        "algebra": Work(algebra=(8.0 if sizes.q else 3.0) * inner**3),
-    }
-    products = 2.0 * sizes.k * sizes.numbers * (sizes.d + 2.0 * inner)
-    return Cost(name, stages, steps, Work(read=again, rows=1.0 + again, forward=1.0, algebra=products))
-
-
-def matrix_free_cost(sizes: ProblemSizes, name: str) -> Cost:
-    """Cost of conjugate gradient solves, each of which takes tens of passes over the data."""
-
-    def solves(count: float) -> Work:
-        return Work(read=50.0 * sizes.n * count, rows=100.0 * sizes.n * count)
-
-    memory = 8.0 * sizes.row_chunk * sizes.k * sizes.d * sizes.item + sizes.row_bytes + sizes.example_bytes
-    steps = {"solves": solves(sizes.numbers / sizes.row_chunk)}
-    return Cost(name, stages={"solves": memory}, steps=steps, prediction=solves(sizes.k))
+        sides = {"primal": sizes.d, "dual": sizes.numbers}
+        operations = {road: sides[road] ** 2.0 * (sizes.numbers + sizes.d) for road in roads}
+        memory = {road: readable(matrix_bytes(sizes, road)) for road in roads}
+        ordered = sorted(roads, key=operations.__getitem__)
+        for road in roads if self.primal_first else ordered:
+            quick = operations[road] <= self.most["cuda" if sizes.device.type == "cuda" else "cpu"]
+            if quick and matrix_bytes(sizes, road) <= sizes.limit:
+                return Exact(road), f"{road} road: {memory[road]}, {operations[road]:.0e} operations"
+        road = ordered[0]
+        return self.otherwise, f"exact would take {memory[road]} and {operations[road]:.0e} operations ({road} road)"

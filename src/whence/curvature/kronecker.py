@@ -19,10 +19,10 @@ from torch import Tensor
 from whence.curvature.accumulate import (
     LARGEST_SIDE,
     Accumulator,
-    ChunkGradients,
     ConstantCotangents,
     Cotangents,
     LayerGradients,
+    drained,
     kept_exactly,
     working_precision,
 )
@@ -38,17 +38,14 @@ from whence.curvature.rotation import (
     products_are_rounded,
     raised,
     slices,
-    some_cotangents,
     total,
 )
-from whence.curvature.two_bases import last, leading, leading_part, rotate
+from whence.curvature.two_bases import leading, leading_part, rotate
 from whence.jacobian.gradients import (
     Block,
     Dense,
     Kronecker,
     Tangent,
-    cotangents_first,
-    is_transposed_in_memory,
     product,
 )
 from whence.jacobian.linearization import Linearization
@@ -59,8 +56,7 @@ LONGEST_SUM = 8192  # rows whose products are summed in their own precision
 LARGEST_CLASSES = 256  # with more outputs, a fit on few mixtures of them has no output basis in the last layer
 MANY_EXAMPLES = 20_000  # from here on, output factors come from one output of each example, in turn
 MANY_MIXTURES = 25_000  # mixtures of outputs, over all examples, that eigenvalues are summed from
-MOST_STEPS = 4  # with many positions, input factors use one of up to this many examples
-EXAMPLES_PER_SIDE = 40  # minimum for that: small eigenvalues are then off by at most about a fortieth
+EXAMPLES_PER_SIDE = 40  # least number for each output of a layer: small eigenvalues are off by about a fortieth
 
 # --- Pass 1: factors and eigenvectors --------------------------------------------------------------------------------
 
@@ -88,11 +84,6 @@ def matrix_moments(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 def summed(values: Tensor, groups: int) -> Tensor:
     """Sum v v^T over every axis but the last and the axis `groups`: (..., e, ..., i) to (e, i, i)."""
-    if cotangents_first(values):
-        values = values.transpose(0, 1)
-    if values.is_cuda and is_transposed_in_memory(values) and values.shape[-1] <= values.shape[-2]:
-        flipped = values.transpose(-1, -2)  # copying many positions would cost more than one matrix per example
-        return product(flipped, values).sum([at for at in range(values.dim() - 2) if at != groups], dtype=torch.float64)
     return second_moment(values.movedim(groups, 0).flatten(1, -2))
 
 
@@ -144,11 +135,10 @@ class Factors:
         """Number of (example, position) pairs."""
         return float(self.counts[0])
 
-    def add(self, tangent: Tangent, weights: Tensor | None = None, whole: bool = False, step: int = 1) -> None:
+    def add(self, tangent: Tangent, weights: Tensor | None = None, whole: bool = False) -> None:
         """Add a chunk of the training set. Gradients already include the square roots of the examples' weights (n,).
 
-        With `whole`, gradient matrices G are summed over positions first, then G^T G and G G^T are added. The inputs of
-        every `step`-th example represent all.
+        With `whole`, gradient matrices G are summed over positions first, then G^T G and G G^T are added.
         """
         if not isinstance(tangent, Kronecker):
             values = tangent.values if isinstance(tangent, Dense) else tangent.aggregate().values
@@ -164,9 +154,8 @@ class Factors:
             self.counts[1] += 1.0
             return
         if self.inputs is not None:
-            a = halved(tangent.a.every(step).tensor())
-            weighted = a if weights is None else a * weights[::step].sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
-            self.inputs.add_(summed(weighted, 1), alpha=tangent.examples / len(a))
+            a = halved(tangent.inputs())
+            self.inputs += summed(a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1), 1)
         if self.outputs is not None:
             self.outputs += summed(halved(tangent.grads()), 2)
 
@@ -218,22 +207,15 @@ class KroneckerFactors(Accumulator):
         self.factors = [Factors(block, problem.device, without) for block in self.blocks]
         self.state = {"seen": self.seen, **numbered([one.state for one in self.factors])}
 
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
+    def add(self, where: slice, views: list[BasisView]) -> None:
         """Add a a^T and g g^T."""
         roots, weights = self.problem.hessian_roots, self.problem.sample_weights
         self.seen += len(range(*where.indices(self.problem.n)))
-        for factors, view in zip(self.factors, chunk, strict=True):
+        for factors, view in zip(self.factors, drained(views), strict=True):
             tangent = view.tangent
             whole = self.whole and isinstance(tangent, Kronecker) and tangent.positions > 1
             curved = tangent if roots is None or self.count < self.problem.k else combine(tangent, roots[where])
-            factors.add(curved, None if weights is None else weights[where], whole, self._step(tangent))
-
-    def _step(self, tangent: Tangent) -> int:
-        """Step between the examples whose inputs are taken, for a layer used at many positions."""
-        if not self.sampled or not isinstance(tangent, Kronecker):
-            return 1
-        rows = self.problem.n // self.every * tangent.positions
-        return max(1, min(MOST_STEPS, rows // (EXAMPLES_PER_SIDE * tangent.block.matrix_shape[2])))
+            factors.add(curved, None if weights is None else weights[where], whole)
 
     def eigenbases(
         self, ridge: float, tolerance: float, notes: list[str], products: bool = False
@@ -331,27 +313,19 @@ INPUTS_PER_POSITION = 12  # with fewer, squared lengths would cost a GPU more th
 def truncate(
     basis: Basis, spectrum: Tensor | None, positions: float, cotangents: int, ridge: float, tolerance: float
 ) -> Basis:
-    """Keep the output and input directions that carry all but `tolerance` of the homoscedastic variance.
+    """Keep the output and input directions of a layer that carry all but `tolerance` of the homoscedastic variance.
 
-    That variance is sum s^2 / (s + lambda)^2, the mean of Ho over the training set, for the estimated eigenvalues s:
-    KFAC's (e, o, i), or those of a dense block (p,). With many positions, squared lengths cost more than this saves.
+    That variance is sum s^2 / (s + lambda)^2, the mean of Ho over the training set, for KFAC's eigenvalues s (e, o, i).
+    With many positions, squared lengths cost more than this saves. Groups would have leading directions of their own.
     """
-    if spectrum is None or tolerance <= 0 or ridge <= 0:
+    if spectrum is None or basis.block.kind != "kronecker" or len(spectrum) > 1 or tolerance <= 0 or ridge <= 0:
         return basis
     if float(spectrum.max()) > LARGEST_RATIO * ridge and not products_are_rounded(spectrum.device):
-        return basis
-    if basis.block.kind == "dense":
-        leading = _largest((spectrum / (spectrum + ridge)).square(), tolerance)
-        assert basis.inputs is not None
-        few = len(leading) <= LARGEST_SHARE * len(spectrum)
-        return Basis(basis.block, basis.inputs[:, leading].contiguous()) if few else basis
-    if len(spectrum) != 1:  # groups have leading directions of their own
         return basis
     if spectrum.is_cuda and positions > 1 and INPUTS_PER_POSITION * positions > spectrum.shape[2]:
         return basis
     weight = (spectrum[0] / (spectrum[0] + ridge)).square()
-    rows = _largest(weight.sum(1), tolerance / 2)
-    columns = _largest(weight.sum(0), tolerance / 2)
+    rows, columns = _largest(weight.sum(1), tolerance / 2), _largest(weight.sum(0), tolerance / 2)
     few = len(rows) * len(columns) <= LARGEST_SHARE * weight.numel()
     if few and (spectrum.is_cuda or _saves(weight.shape, (len(rows), len(columns)), positions, cotangents)):
         return basis.select(rows, columns)
@@ -489,49 +463,33 @@ class SpectrumSums(Accumulator):
     def __init__(
         self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None = None, every: int = 1
     ) -> None:
-        problem, self.every = gradients.problem, every
-        self.problem, self.bases, self.count, self.noise = problem, bases, problem.k, noise
+        self.problem, self.bases, self.noise, self.every = gradients.problem, bases, noise, every
+        problem, self.roots = gradients.problem, gradients.problem.hessian_roots
         self.frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-        self.weights = torch.ones(1, problem.k, dtype=problem.dtype, device=problem.device)
-        roots, self.sketched = problem.hessian_roots, problem.sketch is not None
-        if self.sketched:  # cotangents: the sketch's columns, then the residual
-            self.weights = self.weights[:, :-1]
-            self.count -= noise is None
-            self.frame = self.frame[:, : self.count]
-        elif roots is not None:
-            self.weights = self.weights.new_ones(1, roots.shape[2])
-        elif noise is not None and problem.k > 1:  # with one output the noise is just a factor
+        weights = self.frame.new_ones(1, problem.k if self.roots is None else self.roots.shape[2])
+        if problem.sketch is not None and noise is None:  # its columns, without the residual
+            self.frame, self.roots = self.frame[:, :-1], None
+        elif self.roots is None and noise is not None and problem.k > 1:  # with one output the noise is just a factor
             sizes, self.frame = eigh(noise)
             problem.passes.process_group.broadcast([sizes, self.frame], 0, "eigenvalues")
-            self.weights = torch.cat([self.weights, sizes.clamp_min(0.0).unsqueeze(0)])
-        self.cotangents = ConstantCotangents(self.frame.T)
-        self._begin()
+            weights = torch.cat([weights, sizes.clamp_min(0.0).unsqueeze(0)])
+        self._begin(ConstantCotangents(self.frame.T), self.frame.shape[1], weights)
 
-    def _begin(self) -> None:
+    def _begin(self, cotangents: Cotangents, count: int, weights: Tensor) -> None:
         """Zeros for each row of the weights."""
+        self.cotangents, self.count, self.weights = cotangents, count, weights
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # number of examples added
-        self.sums = [MomentSums(basis, len(self.weights), self.problem.device) for basis in self.bases]
+        self.sums = [MomentSums(basis, len(weights), self.problem.device) for basis in self.bases]
         self.state = {"seen": self.seen, **numbered([one.state for one in self.sums])}
-        self.given = [self.frame, self.weights, *(one for basis in self.bases for one in basis.tensors)]
+        self.given = [self.frame, weights]
 
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
+    def add(self, where: slice, views: list[BasisView]) -> None:
         """Add squares in the basis, and J_i^T r_i."""
-        residuals, roots = self.problem.residuals[where] @ self.frame, self.problem.hessian_roots
+        residuals = self.problem.residuals[where] @ self.frame
         self.seen += len(residuals)
-        mixing = None if roots is None or self.sketched else roots[where]
-        columns, summed = self.weights.shape[1], None if self.noise is None or self.sketched else residuals
-        for at, view in enumerate(chunk):
-            curved = view
-            if self.sketched and self.noise is not None:
-                residual = some_cotangents(view.tangent, slice(columns, None))
-                self.sums[at].total += total(residual, residuals.new_ones(len(residuals), 1))
-                some = some_cotangents(view.tangent, slice(columns))
-                curved = BasisView(some, view.basis, view.rounded, coarse=view.coarse)
-            self.sums[at].add(curved, self.weights, summed, mixing)
-            self.add_view(at, view, residuals)
-
-    def add_view(self, at: int, view: BasisView, residuals: Tensor) -> None:
-        """Hook for further sums of a block; residuals (n, k) are along the cotangents."""
+        mixing, summed = None if self.roots is None else self.roots[where], None if self.noise is None else residuals
+        for sums, view in zip(self.sums, drained(views), strict=True):
+            sums.add(view, self.weights, summed, mixing)
 
     def spectrum(self) -> Spectrum:
         """The eigenvalues."""
@@ -556,9 +514,8 @@ class SampledSpectrumSums(SpectrumSums):
     def __init__(
         self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, mixtures: int, every: int = 1
     ) -> None:
-        problem, self.every = gradients.problem, every
-        self.problem, self.bases, self.mixtures = problem, bases, mixtures
-        roots, self.noise = problem.hessian_roots, noise
+        self.problem, self.bases, self.noise, self.every = gradients.problem, bases, noise, every
+        problem, roots, self.mixtures = gradients.problem, gradients.problem.hessian_roots, mixtures
         self.signs = balanced_signs(problem.k if roots is None else roots.shape[2]).to(problem.residuals)
         draw = torch.Generator("cpu").manual_seed(0)
         self.order = torch.randint(len(self.signs), (problem.n,), generator=draw, device="cpu").to(problem.device)
@@ -568,9 +525,8 @@ class SampledSpectrumSums(SpectrumSums):
             values, vectors = eigh(noise / size)
             self.frame = vectors * values.clamp_min(0.0).sqrt() @ vectors.T
             sets = torch.stack([torch.ones_like(size), size])
-        self.weights = (torch.diag(sets.double()) / mixtures).repeat_interleave(mixtures, 1)
-        self.count, self.cotangents = self.weights.shape[1], self._mixed
-        self._begin()
+        weights = (torch.diag(sets.double()) / mixtures).repeat_interleave(mixtures, 1)
+        self._begin(self._mixed, weights.shape[1], weights)
 
     def _mixed(self, where: slice, n: int) -> Tensor:
         """(c, n, k) mixtures of some examples' outputs, and the same times the noise's root."""
@@ -580,10 +536,10 @@ class SampledSpectrumSums(SpectrumSums):
         rows = signs if roots is None else (roots[where] @ signs.unsqueeze(3)).squeeze(3)
         return torch.cat([rows, signs @ self.frame]) if len(self.weights) == 2 else rows
 
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
+    def add(self, where: slice, views: list[BasisView]) -> None:
         """Add squares in the basis."""
         self.seen += len(self.order[where])
-        for sums, view in zip(self.sums, chunk, strict=True):
+        for sums, view in zip(self.sums, drained(views), strict=True):
             sums.add(view, self.weights, None)
 
 
@@ -605,19 +561,21 @@ class TwoBasisSpectrumSums(SpectrumSums):
         meats = [{str(side): one for side, one in enumerate(each)} for each in self.factors]
         self.state |= {f"meat.{name}": one for name, one in numbered(meats).items()}
 
-    def add_view(self, at: int, view: BasisView, residuals: Tensor) -> None:
-        """Add the second moments of J_i^T r_i."""
-        basis, sums = self.leading[at], self.factors[at]
-        for _, rotated in view.mixed(residuals.unsqueeze(2)) if basis is not None else ():
-            assert basis is not None
-            part = leading_part(rotated, basis.shape)
-            if isinstance(part, Factored):
-                found = whole_moments(part.a.unsqueeze(2), part.g.unsqueeze(3))
-            else:
-                rows = part.matrices().flatten(0, 1)
-                found = matrix_moments(part.matrices()) if len(sums) == 2 else (rows.T @ rows, rows)
-            for into, one in zip(sums, found, strict=False):
-                into += one
+    def add(self, where: slice, views: list[BasisView]) -> None:
+        """Add squares, and the second moments of J_i^T r_i."""
+        residuals = (self.problem.residuals[where] @ self.frame).unsqueeze(2)
+        for basis, sums, view in zip(self.leading, self.factors, views, strict=True):
+            for _, rotated in view.mixed(residuals) if basis is not None else ():
+                assert basis is not None
+                part = leading_part(rotated, basis.shape)
+                if isinstance(part, Factored):
+                    found = whole_moments(part.a.unsqueeze(2), part.g.unsqueeze(3))
+                else:
+                    rows = part.matrices().flatten(0, 1)
+                    found = matrix_moments(part.matrices()) if len(sums) == 2 else (rows.T @ rows, rows)
+                for into, one in zip(sums, found, strict=False):
+                    into += one
+        super().add(where, views)
 
     def rotations(self, notes: list[str]) -> list[Basis | None]:
         """Rotations from the curvature's basis of each block to the meats' basis."""
@@ -634,23 +592,6 @@ class TwoBasisSpectrumSums(SpectrumSums):
         parts = [one for rotation in found if rotation is not None for one in rotation.tensors]
         self.problem.passes.process_group.broadcast(parts, 0, "the eigenvectors of the meats")  # so that signs agree
         return found
-
-
-def describe_rotations(
-    bases: Sequence[Basis], rotations: Sequence[Basis | None], spectrum: Spectrum, ridge: float
-) -> str:
-    """Say in words how much of the variance the meats' own bases hold."""
-    inside = whole = 0.0
-    for rotation, basis, one in zip(rotations, bases, spectrum.curvature, strict=True):
-        damped = one.damped(ridge)
-        weight = (one.inside / damped.inside).square()
-        whole += float(weight.sum()) + basis.outside * (one.outside / damped.outside) ** 2
-        inside += float(weight[last(rotation.shape)].sum()) if rotation is not None else 0.0
-    return (
-        "meats in a basis of their own where "
-        f"{100 * inside / max(whole, torch.finfo(torch.float64).tiny):.1f} % of the homoscedastic variance lies, "
-        "in the curvature's elsewhere"
-    )
 
 
 class Score(Accumulator):
@@ -674,9 +615,9 @@ class Score(Accumulator):
         """(1, n, k) residuals scaled to length one, as half precision underflows for small numbers."""
         return (self.problem.residuals[where] / self.lengths[where]).unsqueeze(0)
 
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
+    def add(self, where: slice, views: list[BasisView]) -> None:
         """Add J_i^T r_i."""
-        for into, view in zip(self.sums, chunk, strict=True):
+        for into, view in zip(self.sums, drained(views), strict=True):
             into += total(view.tangent, self.lengths[where])
 
 

@@ -16,18 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.curvature.accumulate import CACHE_SHARE, Cotangents, TrainingRows, setting_aside
-from whence.curvature.base import FeatureStructure, MeatRoots, Meats, Predicted, RidgePath, Structure, singular
-from whence.curvature.cost import Cost, ProblemSizes, Work
+from whence.curvature.accumulate import CACHE_SHARE, Cotangents, Features, setting_aside
+from whence.curvature.base import AdditiveStructure, MeatRoots, Meats, Predicted, Structure, singular
+from whence.curvature.cost import EIGENVECTORS, Cost, ProblemSizes
 from whence.curvature.exact import Auto
 from whence.curvature.primal import (
     FittedPrimal,
     PrimalSandwich,
-    Whitening,
+    algebra_bytes,
     algebra_operations,
-    algebra_stages,
+    kept_bytes,
     primal_bytes,
-    rows_in_cache,
 )
 from whence.data.batches import Inputs
 from whence.errors import InputError
@@ -61,10 +60,6 @@ class LeafFeatures:
     def size(self) -> int:
         """The number r of features."""
         return self.basis.shape[1] * self.model.leaf_values.shape[1]
-
-    def leading(self, size: int) -> LeafFeatures:
-        """At most `size` of these features: those with the largest curvature."""
-        return replace(self, basis=self.basis[:, : max(1, size // self.model.leaf_values.shape[1])])
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which examples, rows (n, k, r)) in single precision."""
@@ -140,30 +135,27 @@ class FittedLeaves(FittedPrimal):
     """The primal algebra on leading directions, with leverages that include the part outside them."""
 
     @classmethod
-    def of(
-        cls, rows: TrainingRows, whiten: Whitening, step: Tensor, ridge: float, path: RidgePath | None = None
-    ) -> FittedPrimal:
+    def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedPrimal:
         """Add o / (lambda + o + f) to the leverages, for a squared length o outside the directions.
 
         f is the curvature there from other rows, a mean over all rows. No leverage exceeds |z|^2 / (lambda + |z|^2),
         the leverage of a row that shares no leaf with others.
         """
-        problem, features = rows.problem, rows.features
         assert isinstance(features, LeafFeatures)
+        found = super().fit(problem, features, ridge)
         ones = torch.eye(problem.k, dtype=problem.dtype, device=problem.device).unsqueeze(1)
         whole, met = torch.empty_like(problem.outputs), torch.empty_like(problem.outputs)  # (n, k)
         for batch in problem.read("lengths"):
             whole[batch.rows] = features.squares(batch.inputs, ones.expand(-1, batch.size, -1)).to(whole.dtype)
             met[batch.rows] = features.outer(batch.inputs, problem.k)[0].to(met.dtype)
-        inside = torch.cat([some.square().sum(2) for _, some in rows.read("lengths")]).to(problem.dtype)
+        inside = torch.cat([some.square().sum(2) for _, some in found.rows.read("lengths")]).to(problem.dtype)
         outside = (whole - inside).clamp_min(0.0)
         roots = problem.hessian_roots
         curved = torch.ones_like(whole) if roots is None else roots.square().sum(2)
         curvature = curved * outside
         others = (curved * met - curvature.square()).sum() / curvature.sum().clamp_min(torch.finfo(met.dtype).tiny)
-        share = outside / (ridge + curvature + others.clamp_min(0.0))
-        most = whole / (ridge + curved * whole)
-        found = super().of(rows, whiten, step, ridge, path)
+        share = outside / (found.ridge + curvature + others.clamp_min(0.0))
+        most = whole / (found.ridge + curved * whole)
         diagonal = found.leverage_blocks.diagonal(dim1=1, dim2=2)
         diagonal.copy_(torch.maximum(diagonal, torch.minimum(diagonal + share, most)))
         return found
@@ -212,7 +204,7 @@ class LeafSandwich(PrimalSandwich):
 
 
 @dataclass(frozen=True)
-class LeafCore(FeatureStructure):
+class LeafCore(AdditiveStructure):
     """Exact algebra on the leading singular directions of the leaf matrix of trees.
 
     Args:
@@ -225,6 +217,7 @@ class LeafCore(FeatureStructure):
     """
 
     name: ClassVar[str] = "core"
+    takes_groups: ClassVar[bool] = True
     size: int | None = None
     largest: int = 1024
     seed: int = 0
@@ -259,18 +252,13 @@ class LeafCore(FeatureStructure):
         r = max(1, min(self._wanted(sizes.d, 1, sizes.limit), sizes.d, sizes.numbers))
         sample, square = min(sizes.n, SAMPLE / sizes.k), float(r) ** 2
         gather = GATHER * sizes.entries * r  # for each row
-        kept = rows_in_cache(float(sizes.numbers) * r * sizes.item, sizes.limit - primal_bytes(r))
-        rows, basis = (4.0 * sizes.numbers * r if kept else 0.0), 8.0 * sizes.d * r
-        algebra = algebra_stages(sizes, r, rows, 3.0 * min(ROW_BYTES, 4.0 * sizes.numbers * r))
+        rows = kept_bytes(sizes, r, 4, primal_bytes(r))
+        algebra = algebra_bytes(sizes, r, rows, 3.0 * min(ROW_BYTES, 4.0 * sizes.numbers * r))
+        directions = 50.0 * sample * sizes.entries + sizes.d * (LEAF_BYTES * r + 32.0 * SUMS)
         search = (2 * ITERATIONS + 2) * sample * gather + 12.0 * (ITERATIONS + 1) * sizes.d * square
-        stages = {"directions": 50.0 * sample * sizes.entries + sizes.d * (LEAF_BYTES * r + 32.0 * SUMS)}
-        stages |= {stage: basis + size for stage, size in algebra.items()}
-        steps = {
-            "directions": Work(algebra=search, cubes=float(r) ** 3),
-            "rows": Work(read=sizes.n, algebra=sizes.n * gather * (1.0 if kept else 4.0)),
-            "algebra": Work(algebra=algebra_operations(sizes, r)),
-        }
-        return Cost(self.name, stages, steps, Work(forward=1.0, algebra=2.0 * gather + 16.0 * sizes.k * square))
+        reading = sizes.n * gather * (1.0 if rows else 4.0)
+        operations = search + EIGENVECTORS * r * square + reading + algebra_operations(sizes, r)
+        return Cost(self.name, max(directions, 8.0 * sizes.d * r + algebra), 0.0, operations)
 
 
 def leading_directions(problem: Linearization, model: LeafSum, count: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from whence.jacobian.network import Network, Selection
 from whence.runtime.memory import Budget, readable
 
 RANK = 8  # of the suggested low-rank factors
-SMALLEST = 256  # features of the smallest suggested sketch
+SIZES = (4096, 2048, 1024, 512, 256)  # of the suggested sketches and cores
 MOST_NAMED = 6  # most layers listed one by one
 LAYER = re.compile(r"^(.*?\.\d+)\.")  # the part of a parameter's name that identifies one of many equal layers
 
@@ -31,17 +30,6 @@ def keeps_all_directions(device: torch.device, positions: int, blocks: Sequence[
     """Whether no layer's basis will be truncated, as on a GPU with many positions; see `truncate`."""
     sides = [block.matrix_shape[2] for block in blocks if block.kind == "kronecker"]
     return device.type == "cuda" and positions > 1 and INPUTS_PER_POSITION * positions > max(sides, default=0)
-
-
-def low_rank(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks of low-rank factors added to every layer, as in LoRA."""
-    found = []
-    for block in blocks:
-        if block.kind == "kronecker":
-            _, o, i = block.matrix_shape
-            shapes = {f"{block.name}.A": (RANK, i), f"{block.name}.B": (o, RANK)}
-            found += [Block(name, (name,), (shape,), "kronecker") for name, shape in shapes.items()]
-    return found
 
 
 def require_plan(
@@ -53,48 +41,42 @@ def require_plan(
     positions: int,
     n: int,
     budget: Budget,
-) -> str:
+) -> None:
     """Raise if a fit of n examples with this many columns cannot fit in memory, and say what would.
 
     The plan counts sums as large as the weights, which fewer data do not make smaller, and one example with its graph,
-    outputs and gradients. Returns what takes half as much, in case the device still runs out of memory, or nothing.
+    outputs and gradients.
     """
     if not isinstance(structure, AdditiveStructure):
-        return ""
+        return
     tables = {id(module.weight) for module in network.model.modules() if isinstance(module, nn.Embedding)}
-    blocks, item = dict[str, Block](), 4
+    blocks = dict[str, Block]()
     for name, one in selection.parameters.items():
         kind: Kind = "rows" if id(one) in tables else "kronecker" if one.ndim > 1 else "dense"  # a guess
         blocks[name] = Block(name, (name,), (tuple(one.shape),), kind)
-        item = max(item, one.element_size())
     example = (1.0 + columns / 2) * saved_bytes(network, take(first, slice(0, 1)))
+    working = max(4, *(one.element_size() for one in selection.parameters.values()))
     sizes = ProblemSizes(
-        n=n,
-        k=columns,
-        q=columns - 1,
-        d=selection.size,
-        item=8,
-        working=item,
-        blocks=tuple(blocks.values()),
-        limit=budget.limit,
-        device=network.device,
-        layer_bytes=example,
+        n, columns, columns - 1, selection.size, 8, working, budget.limit, network.device, layer_bytes=example
     )
 
-    def cost(structure: Structure, blocks: Sequence[Block]) -> Cost:
-        return structure.cost(replace(sizes, d=sum(one.numel for one in blocks), blocks=tuple(blocks)))
+    def cost(structure: Structure, some: Sequence[Block]) -> Cost:
+        return structure.cost(replace(sizes, d=sum(one.numel for one in some), blocks=tuple(some)))
 
-    whole = cost(structure, sizes.blocks)
-    need = whole.memory if keeps_all_directions(network.device, positions, sizes.blocks) else whole.least
-    fits, shorter = budget.fits(need), "shorter sequences, gradient checkpointing, weights of half the precision"
-    limit = 0.5 * whole.memory if fits else budget.limit
-    ways = ", or ".join(_ways_out(structure, blocks, lambda one, some: cost(one, some).memory <= limit))
-    if fits:
-        return f"By the plan this takes at most half as much: {ways or shorter}."
+    every = list(blocks.values())
+    whole = cost(structure, every)
+    need = whole.memory
+    if whole.least is not None and not keeps_all_directions(network.device, positions, every):
+        need = whole.least
+    if budget.fits(need):
+        return
+    ways = ", or ".join(_ways_out(structure, blocks, lambda one, some: budget.fits(cost(one, some).memory)))
+    instead = f"What would fit: {ways}." if ways else "Use a device with more memory, or a smaller model."
     if not budget.fits(example):
-        instead = f"Use {shorter}, or fewer columns (hessian_columns=...): one example takes {readable(example)}."
-    else:
-        instead = f"What would fit: {ways}." if ways else "Use a device with more memory, or a smaller model."
+        instead = (
+            "Use shorter sequences, gradient checkpointing, weights of half the precision, or fewer columns "
+            f"(hessian_columns=...): one example takes {readable(example)}."
+        )
     raise TooLargeError(
         f"expected a fit by {structure.name} of {selection.size:,} weights to fit in {readable(budget.limit)}, but it "
         f"takes {readable(need)} at least. {instead} More processes share the data, not these sums."
@@ -106,10 +88,9 @@ def _ways_out(
 ) -> Iterator[str]:
     """Say in words what takes less memory and fits."""
     every = list(blocks.values())
-    size = getattr(structure, "size", None) or 4096
+    sizes = [size for size in SIZES if size <= (getattr(structure, "size", None) or SIZES[0])]
     for other in (Sketch, Core):
-        sizes = [2**power for power in range(int(math.log2(size)), int(math.log2(SMALLEST)) - 1, -1)]
-        found = next((one for one in sizes if other(size=one) != structure and fits(other(size=one), every)), None)
+        found = next((size for size in sizes if other(size=size) != structure and fits(other(size=size), every)), None)
         if found is not None:
             yield f"structure=whence.{other.__name__}(size={found})"
     if type(structure) not in (Sketch, Core, EKFAC) and fits(EKFAC(), every):
@@ -122,7 +103,8 @@ def _ways_out(
             which = f"parameters=[{patterns}]" if count <= MOST_NAMED else f"from {names[-count]} on"
             yield f"the last {count} of {len(names)} layers ({which})"
             break
-    small = low_rank(every)
-    if small and fits(structure, small):
-        weights = sum(block.numel for block in small)
+    sides = [block.matrix_shape[1:] for block in every if block.kind == "kronecker"]
+    shapes = [shape for o, i in sides for shape in ((RANK, i), (o, RANK))]
+    if shapes and fits(structure, [Block("LoRA", ("LoRA",), (shape,), "kronecker") for shape in shapes]):
+        weights = RANK * sum(o + i for o, i in sides)
         yield f"LoRA of rank {RANK} ({weights:,} weights; all others with requires_grad=False)"

@@ -74,7 +74,7 @@ class Projected:
             parts = rows.split([len(index) for index in self.indices], 2)
             for tangent, basis, index, into in zip(chunk.tangents, self.bases, self.indices, parts, strict=True):
                 if len(index):
-                    into.copy_(BasisView(tangent, basis, measured=False).coordinates(index))
+                    into.copy_(BasisView(tangent, basis).coordinates(index))
             yield chunk.where, rows
             del rows, parts, into, chunk  # the next chunk needs the memory
 
@@ -360,21 +360,14 @@ class FittedPrimal(FittedCurvature):
         problem.passes.process_group.broadcast([whiten.scale, whiten.inverse], 0, "curvature")
         downhill = (score - ridge * features.weights()) / whiten.scale
         step = (whiten.inverse.T @ (whiten.inverse @ downhill).to(problem.dtype)) / whiten.scale
-        return cls.of(rows, whiten, step, ridge, path)
-
-    @classmethod
-    def of(
-        cls, rows: TrainingRows, whiten: Whitening, step: Tensor, ridge: float, path: RidgePath | None = None
-    ) -> FittedPrimal:
-        """Compute the leverage blocks from a factored curvature."""
         leverage_blocks, change, white_curvature = leverages(rows, whiten, step)
         return cls(
-            problem=rows.problem,
+            problem=problem,
             ridge=ridge,
             leverage_blocks=leverage_blocks,
-            notes=rows.features.notes,
+            notes=features.notes,
             path=path,
-            features=rows.features,
+            features=features,
             rows=rows,
             whiten=whiten,
             step=step,
@@ -542,16 +535,18 @@ class PrimalSandwich(Sandwich):
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 
-def algebra_stages(sizes: ProblemSizes, r: int, rows: float, chunk: float) -> dict[str, float]:
-    """Bytes in each stage of the algebra on r features: `rows` bytes stay in memory, `chunk` bytes are transient."""
+def kept_bytes(sizes: ProblemSizes, r: int, item: int, needed: float) -> float:
+    """Bytes of r features of all training examples, if they stay in memory beside the `needed` bytes, else zero."""
+    held = sizes.numbers * r <= CACHE_SHARE * max(sizes.limit - needed, 0.0) / sizes.item
+    return float(sizes.numbers) * r * item if held else 0.0
+
+
+def algebra_bytes(sizes: ProblemSizes, r: int, rows: float, chunk: float) -> float:
+    """Bytes at the peak of the algebra on r features: `rows` bytes stay in memory, `chunk` bytes are transient."""
     square = float(r) ** 2 * sizes.item
     tall = (sizes.n * (sizes.q or sizes.k) + r) * float(r) * sizes.item
     factor = 2.6 * tall + 3.0 * square if rows and r <= QR_SIZE else 6.0 * square
-    return {
-        "rows and curvature": rows + 2.0 * square + chunk,
-        "factor": rows + factor,
-        "leverages and meats": rows + 7.0 * square + chunk + sizes.example_bytes,
-    }
+    return rows + max(factor, 7.0 * square + chunk + sizes.example_bytes)
 
 
 def algebra_operations(sizes: ProblemSizes, r: int) -> float:
@@ -559,8 +554,3 @@ def algebra_operations(sizes: ProblemSizes, r: int) -> float:
     tall = 1.2 * sizes.numbers * float(r) ** 2  # a symmetric product
     known = bool(sizes.q) or sizes.k == 1  # the meat of Ho follows from the curvature
     return tall * (2.0 + 6.0 / sizes.k + (0.0 if known else 2.0)) + 4.0 * float(r) ** 3
-
-
-def rows_in_cache(rows: float, limit: float) -> bool:
-    """Whether the rows of the training set stay in memory."""
-    return rows <= CACHE_SHARE * max(limit, 0.0)

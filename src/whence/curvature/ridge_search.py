@@ -76,29 +76,22 @@ def _target_variance(problem: Linearization, n: float) -> tuple[str, float]:
 
 def fit_at_best(structure: Structure, problem: Linearization, meat_roots: MeatRoots | None) -> FittedCurvature:
     """The curvature at the ridge with the smallest leave-one-out loss."""
-    check(structure, problem)
     path = path_of(structure.fit(problem, 1.0, meat_roots), problem)
     return replace(structure.fit(problem, path.best, meat_roots), path=path)
 
 
-def check(structure: Structure, problem: Linearization) -> None:
-    """Raise if leave-one-out losses cannot be computed."""
-    instead = "or use whence.ridge_from_weight_decay"
+def check_search(structure: Structure, problem: Linearization) -> None:
+    """Raise if leave-one-out cannot choose the ridge."""
+    alone = problem.passes.process_group.alone and not problem.passes.checkpointed
     if structure.policy != "exact" or (isinstance(structure, Exact) and structure.road == "matrix_free"):
-        raise InputError(
-            f'expected a number as ridge for {structure!r}, got "loo", which needs true leverages. Use '
-            f'structure="core" or "exact" with ridge="loo", {instead}.'
-        )
-    if problem.sketch is not None:
-        raise InputError(
-            f"expected a number as ridge where only {problem.sketch.columns} mixtures of the outputs are looked at, "
-            f'got "loo", which needs the loss of all outputs. Fit with hessian_columns="all", {instead}.'
-        )
-    if not problem.passes.process_group.alone or problem.passes.checkpointed:
-        raise InputError(
-            f"expected a number as ridge for likelihood {problem.likelihood.name!r} where processes share a fit or a "
-            f'checkpoint is kept, got "loo". Choose it in a fit of one process without a checkpoint, {instead}.'
-        )
+        needs = f'true leverages at many ridges, which {structure!r} does not give. Use structure="core" or "exact"'
+    elif problem.hessian_roots is not None and problem.sketch is not None:
+        needs = 'the loss of all outputs, not of mixtures of the outputs. Use hessian_columns="all"'
+    elif problem.hessian_roots is not None and not alone:
+        needs = "one process and no checkpoint, for losses other than squared error. Choose it in such a fit"
+    else:
+        return
+    raise InputError(f'expected a number as ridge, got "loo", which needs {needs}, or whence.ridge_from_weight_decay.')
 
 
 def path_of(fitted: FittedCurvature, problem: Linearization) -> RidgePath:

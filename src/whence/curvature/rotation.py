@@ -1,4 +1,4 @@
-"""Gradients in the coordinates of a basis, contracted in the cheapest order: squares, Gram matrices, inner products.
+"""Gradients in the coordinates of a basis: their squares, Gram matrices and inner products.
 
 Axis letters: n examples, c cotangents, e groups, t positions, o outputs, i inputs, q combinations, w weight matrices.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -33,12 +33,8 @@ from whence.jacobian.gradients import (
     promoted,
 )
 
-CACHE_NUMBERS = 2**17  # fit well into the cache of a CPU core: Gram matrices take a third of the time
-ROW_NUMBERS = 2**23  # numbers in rows multiplied at once: a fourth of a GPU's cache
-GROUP_ROWS = 128  # fill the tensor units of a GPU
 MOST_COTANGENTS = 32  # largest number of cotangents for the fused Gram kernel
 CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}  # entries of gradient matrices formed at once
-LARGEST_COMPLEMENT = 4608  # largest side for which directions outside a basis are computed
 ALIGNED = 8  # a GPU's tensor units need rows of multiples of this: others take three times as long
 
 
@@ -52,20 +48,15 @@ def mix(g: Tensor, weights: Tensor) -> Tensor:
     """Combine gradients (n, c, ...) with weights (n, c, q): (n, q, ...)."""
     transposed = is_transposed_in_memory(g)
     lying = g.transpose(-1, -2) if transposed else g
-    count, kernels = weights.shape[2], fused_kernels(g)
-    if kernels is not None and count <= kernels.MOST_WEIGHTS and lying[0, 0].is_contiguous():
-        found: Tensor = kernels.mixtures(lying.flatten(2), weights).unflatten(2, lying.shape[2:])
-        return found.transpose(-1, -2) if transposed else found
-    if g.shape[1] <= 2:  # a matrix product would take longer
-        parts = weights.reshape(*weights.shape, *[1] * (g.dim() - 2)).unbind(1)  # (n, q, ...)
-        first = g[:, :1] * parts[0]
-        return first if g.shape[1] == 1 else first.addcmul_(g[:, 1:], parts[1])
-    if g.dtype in HALVES and g.is_cuda:  # tensor units need multiples of eight
-        rows = pad(weights, (0, -count % 8)).transpose(1, 2)
-    else:
-        rows = weights.transpose(1, 2).contiguous()  # without the copy a GPU takes twice as long
-    mixed: Tensor = (rows @ lying.flatten(2))[:, :count].unflatten(2, lying.shape[2:])
-    return mixed.transpose(-1, -2) if transposed else mixed
+    kernels = fused_kernels(g)
+    if kernels is not None and weights.shape[2] <= kernels.MOST_WEIGHTS and lying[0, 0].is_contiguous():
+        mixed = kernels.mixtures(lying.flatten(2), weights)
+    elif g.shape[1] == 1:  # a matrix product would take longer
+        mixed = weights.transpose(1, 2) * lying.flatten(2)
+    else:  # without the copy of the weights a GPU takes twice as long
+        mixed = weights.transpose(1, 2).contiguous() @ lying.flatten(2)
+    found: Tensor = mixed.unflatten(2, lying.shape[2:])
+    return found.transpose(-1, -2) if transposed else found
 
 
 def inner_products(g: Tensor, moved: Tensor) -> Tensor:
@@ -76,8 +67,6 @@ def inner_products(g: Tensor, moved: Tensor) -> Tensor:
     if kernels is not None and g.shape[1] <= MOST_COTANGENTS and g[0, 0].is_contiguous():
         found: Tensor = kernels.inner_products(g.flatten(2), moved.flatten(1))
         return found
-    if not g.is_cuda and g.dtype not in HALVES:  # products with one vector each take a CPU several times as long
-        return (g * moved.unsqueeze(1)).sum((2, 3, 4))
     rows, column = g.flatten(2), moved.flatten(1).unsqueeze(2)
     if g.dtype == torch.bfloat16:  # single precision would take a GPU three times as long here
         return (rows @ column).squeeze(2).float()
@@ -87,63 +76,16 @@ def inner_products(g: Tensor, moved: Tensor) -> Tensor:
 def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tensor:
     """V diag(scale) V^T for values (n, c, p) and scales (w, n or 1, 1, p): (w, n, c, c).
 
-    If no scale is negative, a GPU reads one tensor instead of two.
+    If no scale is negative, a product reads one tensor instead of two.
     """
-    n, c, p = values.shape
-    half = values.dtype == torch.bfloat16
-    kernels = fused_kernels(values) if half and values.is_contiguous() else None
-    if kernels is not None and positive and scales.shape[1] == 1 and c <= MOST_COTANGENTS:
+    kernels = fused_kernels(values) if values.dtype == torch.bfloat16 and values.is_contiguous() else None
+    if kernels is not None and positive and scales.shape[1] == 1 and values.shape[1] <= MOST_COTANGENTS:
         return torch.stack([kernels.grams(values, scale.flatten().sqrt().float()) for scale in scales])
-    if (values.is_cuda or half) and positive:
-        roots = (scale.sqrt().to(values.dtype) for scale in scales)
-        return torch.stack([_grouped_products(one, one) for one in (_times_rows(values, root) for root in roots)])
-    if values.is_cuda or half:
-        return torch.stack([_grouped_products(values * scale.to(values.dtype), values) for scale in scales])
-    found = values.new_empty(len(scales), n, c, c)
-    step = max(1, CACHE_NUMBERS // (c * p))
-    for low in range(0, n, step):
-        part = values[low : low + step]
-        for scale, into in zip(scales, found, strict=True):
-            here = scale if len(scale) == 1 else scale[low : low + step]
-            torch.bmm(part * here, part.transpose(1, 2), out=into[low : low + step])
-    return found
-
-
-def _times_rows(values: Tensor, row: Tensor) -> Tensor:
-    """Values (n, c, p) times one row (1, 1, p), or one row for each example (n, 1, p).
-
-    A GPU handles two-byte numbers three times as fast if both factors have the same shape, so the row is repeated to a
-    size that stays in its cache.
-    """
-    if len(row) > 1 or values.dtype != torch.bfloat16 or not values.is_contiguous():
-        return values * row
-    rows, p = values.flatten(0, 1), values.shape[2]
-    size = min(len(rows), max(1, ROW_NUMBERS // p))
-    repeated, found = row[0].expand(size, -1).contiguous(), torch.empty_like(rows)
-    for part, into in zip(rows.split(size), found.split(size), strict=True):
-        torch.mul(part, repeated[: len(part)], out=into)
-    return found.reshape(values.shape)
-
-
-def _grouped_products(left: Tensor, right: Tensor) -> Tensor:
-    """L R^T for both (n, c, p) on a GPU: (n, c, c).
-
-    Products of c x p matrices are too small for its tensor units. Several examples therefore share one product, and
-    only its diagonal blocks are kept.
-    """
-    n, c, p = left.shape
-    together = max(1, min(n, GROUP_ROWS // c))
-    aligned = 8 // math.gcd(c, 8)
-    together -= together % aligned if together > aligned else 0
-
-    def products(some: slice) -> Tensor:
-        ours, theirs = (one[some].reshape(-1, together * c, p) for one in (left, right))
-        blocks = product(ours, theirs.transpose(1, 2)).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
-        return blocks.permute(0, 3, 1, 2).reshape(-1, c, c)
-
-    over = n % together
-    found = products(slice(0, n - over))
-    return torch.cat([found, products(slice(n - together, n))[together - over :]]) if over else found
+    found = []
+    for scale in scales:
+        scaled = values * (scale.sqrt() if positive else scale).to(values.dtype)
+        found.append(product(scaled, (scaled if positive else values).transpose(1, 2)))
+    return torch.stack(found)
 
 
 @dataclass(frozen=True)
@@ -232,8 +174,7 @@ class Full:
         if kernels is not None and len(weights) <= kernels.MOST_WEIGHTS and self.values.is_contiguous():
             found: Tensor = kernels.squares(self.values.flatten(0, 1), columns.contiguous())
             return found.reshape(-1, n, c)
-        parts = self.values.reshape(n * c, p).split(n * c if columns.is_cuda else max(1, CACHE_NUMBERS // p))
-        return torch.cat([product(columns, part.square().T) for part in parts], 1).reshape(-1, n, c)
+        return product(columns, self.values.reshape(n * c, p).square().T).reshape(-1, n, c)
 
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
@@ -335,16 +276,6 @@ class Basis:
         """Number of directions that the basis does not span."""
         return self.block.numel - math.prod(self.shape)
 
-    @cached_property
-    def input_complement(self) -> Tensor | None:
-        """Orthonormal input directions (i, i - x) outside a basis of one group; `None` if they take too long."""
-        return _complement(self.inputs) if self.outside else None
-
-    @cached_property
-    def output_complement(self) -> Tensor | None:
-        """As `input_complement`, for the outputs: (o, o - y)."""
-        return _complement(self.outputs) if self.outside else None
-
     def select(self, rows: Tensor, columns: Tensor) -> Basis:
         """Keep some output and some input directions of a kronecker block."""
         assert self.inputs is not None
@@ -391,16 +322,6 @@ class DiagonalMoments:
         return DiagonalMoments(self.inside + ridge, self.outside + ridge or 1.0)
 
 
-def _complement(columns: Tensor | None) -> Tensor | None:
-    """Orthonormal directions (i, i - r) orthogonal to columns (1, i, r), if there are any and i is not too large."""
-    if columns is None or columns.dim() != 3 or len(columns) > 1 or columns.shape[1] == columns.shape[2]:
-        return None
-    if columns.shape[1] > LARGEST_COMPLEMENT:
-        return None
-    whole: Tensor = torch.linalg.qr(columns[0].double(), mode="complete").Q
-    return whole[:, columns.shape[2] :].to(columns.dtype)
-
-
 def raised(values: Tensor) -> Tensor:
     """Convert half precision to float32; squares in bfloat16 would keep only two digits."""
     return values.float() if values.dtype in HALVES else values
@@ -411,71 +332,22 @@ def halved(values: Tensor) -> Tensor:
     return values if values.is_cuda else raised(values)
 
 
-def outer(a: Tensor, g: Tensor, single: bool = False) -> Tensor:
+def outer(a: Tensor, g: Tensor) -> Tensor:
     """sum_t g_t a_t^T for a (n, e, t, i) and g (n, c, e, t, o): (n, c, e, o, i), one batched product for each example.
 
     If a GPU would have to transpose the gradients for that, there is one product for each cotangent. float16 gives
-    float32; bfloat16 gives bfloat16, or float32 if `single`.
+    float32, other precisions stay.
     """
     n, c, e, t, o = g.shape
-    half, transposed = g.dtype in HALVES, is_transposed_in_memory(g)
-    if g.is_cuda and e == 1 and not (transposed if half else g.transpose(-1, -2).is_contiguous()):
-        single = half and (single or g.dtype == torch.float16)
-        found = g.new_empty(n, c, 1, o, a.shape[-1], dtype=torch.float32 if single else g.dtype)
+    if g.is_cuda and e == 1 and not is_transposed_in_memory(g):
+        dtype = torch.float32 if g.dtype == torch.float16 else g.dtype
+        found = g.new_empty(n, c, 1, o, a.shape[-1], dtype=dtype)
         for at in range(c):
             multiply_into(g[:, at, 0].transpose(1, 2), a[:, 0], found[:, at, 0])
         return found
-    if transposed or not half:
-        left = g.permute(BY_OUTPUT).reshape(n, e, c * o, t)
-    else:
-        left = g.permute(BY_POSITION).reshape(n, e, t, c * o).transpose(2, 3)
-    matrices = left @ a if g.dtype == torch.bfloat16 and not single else product(left, a)
+    left = g.permute(0, 2, 1, 4, 3).reshape(n, e, c * o, t)
+    matrices = left @ a if g.dtype == torch.bfloat16 else product(left, a)
     return matrices.reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
-
-
-BY_OUTPUT, BY_POSITION = (0, 2, 1, 4, 3), (0, 2, 3, 1, 4)  # orders of the axes (n, c, e, t, o) for products
-
-
-def in_bfloat16(g: Tensor) -> Tensor:
-    """Gradients (n, c, e, t, o) in bfloat16; those of images in the order that `outer` needs, by the same copy."""
-    if not is_transposed_in_memory(g):
-        return g.bfloat16()
-    return g.permute(BY_OUTPUT).to(torch.bfloat16, memory_format=torch.contiguous_format).permute(BY_OUTPUT)
-
-
-def project_by_example(g: Factor, columns: Tensor) -> Tensor:
-    """Gradients (n, c, e, t, o) along columns (e, o, y), in half precision in the memory order that `outer` needs."""
-    values = g.tensor()
-    n, c, _, t, _ = values.shape
-    lies = cotangents_first(values) and (t % ALIGNED == 0 or is_transposed_in_memory(values))
-    if values.dtype != torch.float16 or len(columns) > 1 or not lies:
-        return g.project(columns)
-    turned, found = columns[0].T.to(values.dtype).expand(n, -1, -1), values.new_empty(n, c, 1, columns.shape[2], t)
-    for at in range(c):
-        torch.bmm(turned, values[:, at, 0].transpose(1, 2), out=found[:, at, 0])
-    return found.transpose(3, 4)
-
-
-def held_in_bfloat16(factor: Factor) -> bool:
-    """Whether a factor is stored as a bfloat16 tensor, not unfolded from one."""
-    return isinstance(factor, Whole) and factor.values.dtype == torch.bfloat16
-
-
-def project_in_float16(factor: Factor, basis: Tensor) -> Tensor:
-    """`project` bfloat16 in float16, which has three more digits, after division by a power of two to fit its range.
-
-    This takes a GPU half the time of TF32, with as many digits. The result is in bfloat16.
-    """
-    values = factor.tensor()
-    largest = torch.linalg.vector_norm(values, math.inf).double()
-    size = largest.clamp_min(torch.finfo(torch.bfloat16).tiny).log2().ceil().clamp_max(127.0).exp2()
-    kernels = fused_kernels(values) if values.is_contiguous() else None
-    if kernels is None:
-        return Whole((values / size).half()).project(basis).bfloat16().mul_(size)
-    size = size.float()
-    projected = Whole(kernels.rescaled(values, 1 / size, torch.float16)).project(basis)
-    found: Tensor = kernels.rescaled(projected.contiguous(), size, torch.bfloat16)
-    return found
 
 
 def products_are_rounded(device: torch.device) -> bool:
@@ -483,37 +355,23 @@ def products_are_rounded(device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
 
 
-def outside_of(tangent: Tangent, basis: Basis, inputs: Tensor | None = None) -> list[Tangent]:
+def outside_of(tangent: Kronecker, basis: Basis, inputs: Tensor) -> list[Kronecker]:
     """Tangents whose squared lengths add up to the squared length of a gradient G outside a basis.
 
-    G - P G Q = G (I - Q) + (I - P) G Q, two orthogonal parts. The difference of the squared lengths of G and P G Q is
-    the same and cheaper, but with coarse products it is only rounding error if the basis holds nearly all of G. Pass
-    `inputs`, the inputs of a Kronecker tangent in the basis, if they are known.
+    G - P G Q = G (I - Q) + (I - P) G Q, two orthogonal parts; `inputs` are those of the tangent along Q. The difference
+    of the squared lengths of G and P G Q is the same and cheaper, but with coarse products it is only rounding error if
+    the basis holds nearly all of G.
     """
-    if not isinstance(tangent, Kronecker):
-
-        def rest(g: Tensor) -> Tensor:
-            """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r)."""
-            wide, columns = raised(g), basis.inputs
-            return torch.zeros_like(wide) if columns is None else wide - times(times(wide, columns), columns.T)
-
-        return [with_grads(tangent, rest)]
-    if inputs is None:
-        inputs = tangent.inputs() if basis.inputs is None else tangent.a.project(basis.inputs)
-    parts: list[Tangent] = []
+    parts = []
     if basis.inputs is not None and basis.inputs.shape[1] > basis.inputs.shape[2]:
-        over = _left_over(tangent.a, basis.inputs, basis.input_complement)
-        parts.append(Kronecker(tangent.block, Whole(over), tangent.g))
+        parts.append(Kronecker(tangent.block, Whole(_left_over(tangent.a, basis.inputs)), tangent.g))
     if basis.outputs is not None and basis.outputs.shape[1] > basis.outputs.shape[2]:
-        over = _left_over(tangent.g, basis.outputs, basis.output_complement)
-        parts.append(Kronecker(tangent.block, Whole(inputs), Whole(over)))
+        parts.append(Kronecker(tangent.block, Whole(inputs), Whole(_left_over(tangent.g, basis.outputs))))
     return parts
 
 
-def _left_over(factor: Factor, columns: Tensor, complement: Tensor | None) -> Tensor:
-    """A factor along the complement of columns (e, i, r) if given, else minus its projection onto them."""
-    if complement is not None:
-        return factor.project(complement.unsqueeze(0))
+def _left_over(factor: Factor, columns: Tensor) -> Tensor:
+    """A factor minus its projection onto columns (e, i, r)."""
     return factor.tensor() - Whole(factor.project(columns)).project(columns.transpose(-1, -2))
 
 
@@ -539,22 +397,14 @@ def rotated_values(tangent: Dense | Rows, basis: Basis) -> Full | Sparse:
     return Sparse(rows, examples, moved, tangent.index.shape[0], basis.shape)
 
 
-def energy(tangent: Tangent) -> Tensor:
+def energy(tangent: Kronecker) -> Tensor:
     """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
-    if isinstance(tangent, Dense):
-        values = raised(tangent.values)
-        return values.square().sum(2, True) if values.shape[1] == 1 else values @ values.transpose(1, 2)
-    if isinstance(tangent, Rows):
-        plain = rotated_values(tangent, Basis(tangent.block))
-        return plain.grams(plain.values.new_ones(1, *plain.shape))[0]
     g, moved = _with_inputs(tangent)
     return product(moved, g.transpose(1, 2))
 
 
-def lengths(tangent: Tangent) -> Tensor:
+def lengths(tangent: Kronecker) -> Tensor:
     """Squared lengths of the gradients, (n, c): only the diagonals of `energy`."""
-    if not isinstance(tangent, Kronecker):
-        return torch.diagonal(energy(tangent), dim1=1, dim2=2)
     g, moved = _with_inputs(tangent)
     products = g * moved
     return products.sum(2, dtype=torch.float32 if products.dtype in HALVES else None)
@@ -616,15 +466,6 @@ def along(tangent: Tangent, direction: Tensor) -> Tensor:
     return inner_products(*promoted(g, tangent.a.project(unit.transpose(-1, -2)))) * size
 
 
-def with_grads(tangent: Tangent, change: Callable[[Tensor], Tensor]) -> Tangent:
-    """The gradients after a change to the part (n, c, ...) that depends on the cotangent."""
-    if isinstance(tangent, Kronecker):
-        return Kronecker(tangent.block, tangent.a, Whole(change(tangent.grads())))
-    if isinstance(tangent, Rows):
-        return Rows(tangent.block, tangent.index, change(tangent.grads))
-    return Dense(tangent.block, change(tangent.values))
-
-
 def combine(tangent: Tangent, weights: Tensor) -> Tangent:
     """Other cotangents as combinations of those pulled back: weights (n, c, q)."""
 
@@ -632,36 +473,24 @@ def combine(tangent: Tangent, weights: Tensor) -> Tangent:
         wide = raised(g)
         return mix(wide, weights.to(wide.dtype))
 
-    return with_grads(tangent, mixed)
-
-
-def some_cotangents(tangent: Tangent, some: slice) -> Tangent:
-    """The gradients of some of the cotangents."""
-    return with_grads(tangent, lambda g: g[:, some])
+    if isinstance(tangent, Kronecker):
+        return Kronecker(tangent.block, tangent.a, Whole(mixed(tangent.grads())))
+    if isinstance(tangent, Rows):
+        return Rows(tangent.block, tangent.index, mixed(tangent.grads))
+    return Dense(tangent.block, mixed(tangent.values))
 
 
 class BasisView:
-    """Gradients in the coordinates of a basis, by the cheapest order of contractions.
+    """Gradients in the coordinates of a basis.
 
-    A Kronecker tangent seen at one position stays factored. Otherwise the matrices are formed in chunks, before or
-    after the rotation, whichever takes fewer products. Factors are rotated only once. `reads` says how often matrices
-    will be requested. Where products are rounded, the part outside the basis is measured directly, not as a difference
-    of squared lengths; it is never requested unless `measured`. A `coarse` view forms matrices in bfloat16 after the
-    rotation, where rounding moves nothing from one coordinate to another.
+    A Kronecker tangent seen at one position stays factored. Otherwise its factors are rotated, once, and matrices are
+    formed from them in chunks. Where products are `rounded`, the part outside the basis is measured directly, not as a
+    difference of squared lengths. A `coarse` view forms matrices in bfloat16 after the rotation, where rounding moves
+    nothing from one coordinate to another.
     """
 
-    def __init__(
-        self,
-        tangent: Tangent,
-        basis: Basis,
-        rounded: bool = False,
-        *,
-        measured: bool = True,
-        coarse: bool = False,
-        reads: int = 1,
-    ) -> None:
-        self.basis, self.rounded, self.coarse, self.reads = basis, rounded, coarse, reads
-        self.tangent = _computed(tangent, coarse) if basis.outside and measured else tangent  # before the rotation
+    def __init__(self, tangent: Tangent, basis: Basis, rounded: bool = False, coarse: bool = False) -> None:
+        self.tangent, self.basis, self.rounded, self.coarse = tangent, basis, rounded, coarse
         self._inputs: Tensor | None = None  # layer inputs in the basis, before rounding to bfloat16
         self._energy: Tensor | None = None
 
@@ -688,9 +517,7 @@ class BasisView:
             yield slice(None), self._rotated.mix(weights)
             return
         a, g = self._factors
-        most = g.shape[1] * (2 if g.dtype == torch.bfloat16 else 1)  # forming these is cheaper than mixing them
-        unrotated = g.dtype == torch.bfloat16 and not self._rotates_factors_first
-        if unrotated or weights.shape[2] > most:  # matrices of fewer cotangents take fewer products
+        if weights.shape[2] > g.shape[1]:  # matrices of fewer cotangents take fewer products
             yield from ((part, formed.mix(weights[part])) for part, formed in self._formed(a, g))
         elif g.dtype == torch.float16:  # small weights would underflow
             sizes = weights.abs().amax(1).unsqueeze(2)  # (n, q, 1)
@@ -712,17 +539,16 @@ class BasisView:
             return torch.diagonal(self._energy, dim1=1, dim2=2)
         return functools.reduce(torch.add, map(lengths, self._measured()))
 
-    def _measured(self) -> list[Tangent]:
+    def _measured(self) -> list[Kronecker]:
         """Tangents with the squared lengths outside the basis, or of whole gradients if products are exact."""
+        assert isinstance(self.tangent, Kronecker)  # other gradients have a complete basis
         if not self.rounded:
             return [self.tangent]
-        if isinstance(self._rotated, Factored):
-            return outside_of(self.tangent, self.basis, self._rotated.a.unsqueeze(2))
-        if self._rotated is not None or not self._rotates_factors_first:
-            return outside_of(self.tangent, self.basis)
-        _ = self._factors  # projects the inputs
-        assert self._inputs is not None
-        return outside_of(self.tangent, self.basis, self._inputs[..., : self.basis.shape[-1]])
+        if self._rotated is None:
+            _ = self._factors  # projects the inputs
+        inputs = self._rotated.a.unsqueeze(2) if isinstance(self._rotated, Factored) else self._inputs
+        assert inputs is not None
+        return outside_of(self.tangent, self.basis, inputs)
 
     @cached_property
     def _rotated(self) -> Rotated | None:
@@ -733,68 +559,29 @@ class BasisView:
         if tangent.positions != 1:
             return None
         a, g = _project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs)
-        return Factored(a.squeeze(2), g.squeeze(3))
-
-    @cached_property
-    def _rotates_factors_first(self) -> bool:
-        """Whether rotating the factors takes fewer products than rotating the matrices."""
-        tangent, basis = self.tangent, self.basis
-        assert isinstance(tangent, Kronecker)
-        c, t = tangent.cotangents, tangent.positions
-        _, o, i = tangent.block.matrix_shape
-        _, o_in, i_in = basis.shape
-        rotate_factors = (t * i * i_in + c * t * o * o_in) // (2 if self._in_float16 else 1)
-        rotate_factors += self.reads * c * t * o_in * i_in
-        precision = 2 if self.coarse and not held_in_bfloat16(tangent.g) else 1  # they rotate in single precision
-        rotate_matrices = self.reads * (c * t * o * i + precision * c * (o_in * o * i + o_in * i * i_in))
-        return basis.inputs is not None and rotate_factors <= rotate_matrices
-
-    @cached_property
-    def _in_float16(self) -> bool:
-        """Whether factors in bfloat16 are rotated in float16."""
-        tangent, basis = self.tangent, self.basis
-        assert isinstance(tangent, Kronecker)
-        whole = self.coarse and self.complete and basis.inputs is not None and basis.outputs is not None
-        return whole and held_in_bfloat16(tangent.a) and held_in_bfloat16(tangent.g)
+        return Factored(raised(a).squeeze(2), raised(g).squeeze(3))
 
     @cached_property
     def _factors(self) -> tuple[Tensor, Tensor]:
-        """The factors that matrices are formed from."""
-        tangent, (inputs, outputs) = self.tangent, (self.basis.inputs, self.basis.outputs)
+        """The rotated factors that matrices are formed from."""
+        tangent, inputs, kept = self.tangent, self.basis.inputs, self.basis.shape[-1]
         assert isinstance(tangent, Kronecker)
-        if not self._rotates_factors_first:
-            inputs = outputs = None
-        kept = self.basis.shape[-1]
         if inputs is not None and inputs.is_cuda and kept % ALIGNED:
             inputs = pad(inputs, (0, -kept % ALIGNED))
-        a = self._projected(tangent.a, inputs)
-        self._inputs = None if self.complete else a
+        a, g = _project(tangent.a, inputs), _project(tangent.g, self.basis.outputs)
+        self._inputs = None if self.complete else a[..., :kept]
+        if not self.coarse or inputs is None:
+            return raised(a), raised(g)
         rows = tangent.cotangents * self.basis.shape[1]
         fewer = rows * kept < tangent.positions * (rows + kept)  # matrices have fewer numbers than factors
-        small = self.coarse and (not self._rotates_factors_first or fewer)
-        narrow = self.coarse and tangent.positions > tangent.block.matrix_shape[1]  # one product for each cotangent
-        g = self._projected(tangent.g, outputs, by_example=small or narrow)
-        if small and a.dtype == g.dtype == torch.float16:
+        if fewer and a.dtype == g.dtype == torch.float16:
             return a, g  # matrices will be in single precision
-        if self.coarse and self._rotates_factors_first:
-            return a.bfloat16(), in_bfloat16(g)
-        if self.coarse and a.dtype == g.dtype and g.dtype in HALVES:
-            return a, g  # matrices will be in single precision, rotated later
-        return raised(a), raised(g)
-
-    def _projected(self, factor: Factor, basis: Tensor | None, by_example: bool = False) -> Tensor:
-        if basis is None:
-            return factor.tensor()
-        if self._in_float16:
-            return project_in_float16(factor, basis)
-        return project_by_example(factor, basis) if by_example else factor.project(basis)
+        return a.bfloat16(), g.bfloat16()
 
     def _formed(self, a: Tensor, g: Tensor) -> Iterator[tuple[slice, Full]]:
         n, c, e, _, o = g.shape
         for where in slices(n, c * e * o * a.shape[3], a):
-            matrices = outer(a[where], g[where], single=not self._rotates_factors_first)
-            if not self._rotates_factors_first:
-                matrices = self.basis.into(matrices)
+            matrices = outer(a[where], g[where])
             padding = matrices.shape[-1] - self.basis.shape[-1]
             yield where, Full(matrices.reshape(len(matrices), c, -1), self.basis.shape, padding)
 
@@ -855,19 +642,5 @@ def formed_bytes(tangent: Kronecker, room: float) -> float:
     return 0.0 if tangent.positions == 1 or chunk <= room else 2.0 * grads.element_size() * e * o * i
 
 
-def _computed(tangent: Tangent, coarse: bool) -> Tangent:
-    """Compute gradients once that are both rotated and measured; in single precision, contiguous on a GPU."""
-    if isinstance(tangent, Dense):
-        return with_grads(tangent, raised)
-    if isinstance(tangent, Rows):
-        return tangent
-    if coarse and tangent.positions > 1:
-        return Kronecker(tangent.block, tangent.a, Whole(tangent.grads()))
-    a, g = raised(tangent.inputs()), raised(tangent.grads())
-    if g.is_cuda:
-        a, g = a.contiguous(), g.contiguous()
-    return Kronecker(tangent.block, Whole(a), Whole(g))
-
-
 def _project(factor: Factor, basis: Tensor | None) -> Tensor:
-    return raised(factor.tensor() if basis is None else factor.project(basis))
+    return factor.tensor() if basis is None else factor.project(basis)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import chain
@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import Accumulator, ChunkGradients, LayerGradients, working_precision
+from whence.curvature.accumulate import Accumulator, LayerGradients, drained, working_precision
 from whence.curvature.base import (
     Alignments,
     FittedCurvature,
@@ -58,18 +58,17 @@ class MeatSums(Accumulator):
             for basis, rotation in zip(bases, rotations, strict=True)
         ]
         self.state = numbered([one.state for one in self.sums])
-        every = [*bases, *(one for one in rotations if one is not None)]
-        self.given = [*roots.values(), *(one for basis in every for one in basis.tensors)]
+        self.given = [*roots.values(), *(one for basis in rotations if basis is not None for one in basis.tensors)]
 
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
+    def add(self, where: slice, views: list[BasisView]) -> None:
         """Add gradients combined with the weights known beforehand."""
-        self.add_weighted(chunk, {name: root.expand(self.n, -1, -1)[where] for name, root in self.roots.items()})
+        self.add_weighted(views, {name: root.expand(self.n, -1, -1)[where] for name, root in self.roots.items()})
 
-    def add_weighted(self, views: Iterable[BasisView], roots: Mapping[str, Tensor]) -> None:
+    def add_weighted(self, views: list[BasisView], roots: Mapping[str, Tensor]) -> None:
         """Add gradients combined with the weights W (n, k, q) of the same examples."""
         mixing = torch.cat(list(roots.values()), dim=2).double()
         summed = mixing @ self.masks[self.names.index("hec3")] if "hec3" in roots else None
-        for sums, view in zip(self.sums, views, strict=True):
+        for sums, view in zip(self.sums, drained(views), strict=True):
             sums.add(view, self.masks, summed, mixing)
 
 
@@ -96,8 +95,7 @@ class Leverage(Accumulator):
         pairs = ((s.inside <= 0).sum() + basis.outside * (s.outside <= 0) for basis, s, _ in blocks)
         if ridge <= 0 and (empty := sum(map(int, pairs))):  # no curvature along these directions
             raise singular(ridge, empty, sum(basis.block.numel for basis in bases))
-        self.gradients, self.bases, self.spectrum, self.ridge = gradients, bases, spectrum, ridge
-        self.rotations, self.meat_roots = rotations or [None] * len(bases), meat_roots
+        self.bases, self.rotations, self.meat_roots = bases, rotations or [None] * len(bases), meat_roots
         self.cotangents, self.count = gradients.identity(), problem.k
         self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         self.change = torch.zeros(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
@@ -118,18 +116,19 @@ class Leverage(Accumulator):
         if meat_roots is not None:
             none = slice(0, 0)  # a call with no examples gives the number of weights
             roots = meat_roots(none, self.leverage_blocks[none], self.change[none])
-            self.meats, self.reads = MeatSums(gradients, bases, self.rotations, roots), 2
+            self.meats = MeatSums(gradients, bases, self.rotations, roots)
             self.state |= self.meats.state
             self.given += self.meats.given
 
-    def add(self, where: slice, chunk: ChunkGradients) -> None:
+    def add(self, where: slice, views: list[BasisView]) -> None:
         """Sum leverages and changes over blocks; from these follow the examples' weights in the meats."""
         blocks, change = self.leverage_blocks[where], self.change[where]  # views, updated in place
-        for at, view in enumerate(chunk):
-            blocks += self.inverse[at].grams(view)[0]
-            change += along(view.tangent, self.direction[at])
+        read = drained(views) if self.meats is None else views
+        for inverse, direction, view in zip(self.inverse, self.direction, read, strict=True):
+            blocks += inverse.grams(view)[0]
+            change += along(view.tangent, direction)
         if self.meats is not None and self.meat_roots is not None:
-            self.meats.add_weighted(chunk, self.meat_roots(where, blocks, change))
+            self.meats.add_weighted(views, self.meat_roots(where, blocks, change))
 
 
 def centre(squares: Tensor, total: Tensor, n: int) -> Tensor:
@@ -163,24 +162,6 @@ class FittedSpectral(FittedCurvature):
     change: Tensor  # (n, k) J_i Delta w
     rotations: Sequence[Basis | None]  # from each block's basis to the meats' own, where there is one
     summed_meats: MeatSums | None = None  # of HeC0, HeC2 and HeC3, where summed with the leverages
-
-    @classmethod
-    def of(cls, leverage: Leverage, noise: Tensor, notes: list[str]) -> FittedSpectral:
-        """Build from the last pass."""
-        return FittedSpectral(
-            problem=leverage.gradients.problem,
-            ridge=leverage.ridge,
-            leverage_blocks=leverage.leverage_blocks,
-            notes=notes,
-            stream=leverage.gradients,
-            bases=leverage.bases,
-            spectrum=leverage.spectrum,
-            noise=noise,
-            step=leverage.step,
-            change=leverage.change,
-            rotations=leverage.rotations,
-            summed_meats=leverage.meats,
-        )
 
     @property
     def degrees_of_freedom(self) -> float:
@@ -315,7 +296,7 @@ class OuterProducts:
     a_inside: Tensor  # (n, x) coordinates
     a_outside: Tensor  # (n, i)
     g_inside: Tensor  # (n, c, y) coordinates
-    g_outside: Tensor  # (n, c, o), or coordinates along a complement of the basis
+    g_outside: Tensor  # (n, c, o)
 
     @classmethod
     def of(cls, tangents: Sequence[Tangent], basis: Basis, dtype: torch.dtype) -> OuterProducts:
@@ -323,16 +304,16 @@ class OuterProducts:
         outer = [one for one in tangents if isinstance(one, Kronecker)]
         a = torch.cat([raised(one.inputs()).flatten(1) for one in outer]).to(dtype)
         g = torch.cat([raised(one.grads()).flatten(2) for one in outer]).to(dtype)
-        return cls(a, *_split(a, basis.inputs), *_split(g, basis.outputs, basis.output_complement))
+        return cls(a, *_split(a, basis.inputs), *_split(g, basis.outputs))
 
 
-def _split(rows: Tensor, basis: Tensor | None, complement: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Coordinates of rows (..., i) in a basis (1, i, x), and the part outside it, along a complement if given."""
+def _split(rows: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Coordinates of rows (..., i) in a basis (1, i, x), and the part outside it."""
     if basis is None:
         return rows, torch.zeros_like(rows)
     columns = basis[0].to(rows.dtype)
     inside = rows @ columns
-    return inside, rows - inside @ columns.T if complement is None else rows @ complement.to(rows.dtype)
+    return inside, rows - inside @ columns.T
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ def check_curvature(reader: Reader, bread: FittedCurvature, sandwich: Any, meats
         each = zip(bread.stream.blocks, *lists, spectrum.score, bread.step, strict=True)
         for block, basis, rotation, weights, curvature, noise, score, step in each:
             _check_basis(reader, basis, block)
+            reader.require(block.kind == "kronecker" or not basis.outside, "basis", "one that spans the block")
             _check_weights(reader, weights, basis, rotation, len(sandwich.names))
             for moments in (curvature, noise):
                 reader.check("spectrum", moments.inside, *basis.shape, dtype=torch.float64)

@@ -132,14 +132,6 @@ def _mask_kernel(x, mask, out, c, size, COLUMNS: tl.constexpr):
         place += size
 
 
-@triton.jit
-def _rescale_kernel(x, factor, out, size, COLUMNS: tl.constexpr):
-    """Values times a factor, in another precision."""
-    place = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    values = tl.load(x + place, mask=place < size, other=0.0).to(tl.float32) * tl.load(factor)
-    tl.store(out + place, values.to(out.dtype.element_ty), mask=place < size)
-
-
 def _parts(p: int, programs: int, columns: int = COLUMNS) -> tuple[int, int]:
     """Number of parts for a sum over p coordinates, given the programs for each part, and of steps in a part."""
     steps = triton.cdiv(p, columns)
@@ -223,14 +215,6 @@ def times_channels(values: Tensor, scale: Tensor) -> Tensor:
     return out
 
 
-def rescaled(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Contiguous values times a single-precision factor, converted to another precision."""
-    out = torch.empty_like(values, dtype=dtype)
-    with torch.cuda.device(values.device):
-        _rescale_kernel[(triton.cdiv(values.numel(), TILE),)](values, factor, out, values.numel(), COLUMNS=TILE)
-    return out
-
-
 def where_positive(values: Tensor, mask: Tensor) -> Tensor:
     """Values (c, ...) where a mask (...) is above zero, else zero; both contiguous in the same memory order."""
     out = torch.empty_like(values)
@@ -256,7 +240,6 @@ def available(device: torch.device) -> bool:
             (over_positions(images, None), images.double().sum(2).transpose(0, 1)),
             (times_channels(images, weights[:8]), images * weights[:8]),
             (where_positive(images, images[0]), images * (images[0] > 0)),
-            (rescaled(values, torch.full((), 0.5, device=device), torch.float16), wide / 2),
         ]
         return all(bool((one.double() == other.double()).all()) for one, other in pairs)
     except torch.cuda.OutOfMemoryError:

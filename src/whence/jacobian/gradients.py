@@ -260,10 +260,6 @@ class Factor(ABC):
         left, right = (one.transpose(0, 1).flatten(1, 2) for one in (g, a))  # (e, n t, ...)
         return left.mT @ right
 
-    def every(self, step: int) -> Factor:
-        """The factor of every `step`-th example."""
-        return self if step == 1 else Whole(self.tensor()[::step])
-
 
 @dataclass(frozen=True)
 class Whole(Factor):

@@ -99,7 +99,7 @@ def test_half_precision(structure: Any, as_on_a_gpu: bool, network: nn.Module, m
 
 
 @pytest.mark.parametrize("columns", [1, 3])
-@pytest.mark.parametrize("positions", [3, 30])  # factors are rotated first, or matrices
+@pytest.mark.parametrize("positions", [3, 30])
 @pytest.mark.parametrize("structure", [whence.EKFAC(), whence.KFAC()], ids=str)
 def test_bfloat16_weights_as_on_a_gpu(
     structure: Any, positions: int, columns: int, monkeypatch: pytest.MonkeyPatch
@@ -112,21 +112,12 @@ def test_bfloat16_weights_as_on_a_gpu(
     y = torch.randint(5, (100, positions), generator=draw)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 5)).bfloat16().eval()
-    orders: list[bool] = []
-    formed = rotation.BasisView._formed
-
-    def seen(view: Any, a: Tensor, g: Tensor) -> Any:
-        orders.append(view._rotates_factors_first)
-        return formed(view, a, g)
-
-    monkeypatch.setattr(rotation.BasisView, "_formed", seen)
 
     def fit() -> Tracer:
         data = list(zip(x.split(40), y.split(40), strict=True))
         return whence.fit(net, data, "categorical", structure, ridge=10.0, hessian_columns=columns, progress=False)
 
     found = fit()
-    assert (positions == 3) in orders
     monkeypatch.setattr(accumulate, "products_are_rounded", lambda device: False)
     wanted = fit()
     for name in ("ho", "hec3"):
@@ -192,38 +183,6 @@ def test_sums_of_gradients_without_windows(groups: int, stride: int) -> None:
     torch.testing.assert_close(a.total(g).double(), wanted, rtol=1e-4, atol=1e-4)
     single = linear.Unfolded(images.double(), windows, gradients.Layout(), n)
     torch.testing.assert_close(single.total(g.double()), wanted)
-    for factor in (a, single, gradients.Whole(single.tensor())):
-        torch.testing.assert_close(factor.every(2).tensor(), factor.tensor()[::2])
-
-
-def test_inputs_of_some_examples_stand_for_all() -> None:
-    """The input factor from one in four examples, in units of all of them; that of the outputs from all."""
-    torch.manual_seed(0)
-    block = gradients.Block("w", ("w",), ((3, 4),), "kronecker")
-    a, g = torch.randn(10, 1, 50, 4), torch.randn(10, 1, 1, 50, 3)
-    tangent = gradients.Kronecker(block, gradients.Whole(a), gradients.Whole(g))
-    some, every = (kronecker.Factors(block, a.device) for _ in range(2))
-    some.add(tangent, step=4)
-    every.add(tangent)
-    wanted = 10 / 3 * torch.einsum("neti,netj->eij", a[::4].double(), a[::4].double())
-    torch.testing.assert_close(some.inputs, wanted, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(some.outputs, every.outputs)
-    assert some.positions == every.positions
-
-
-@pytest.mark.parametrize("shape", [(30, 10, 24), (25, 10, 24), (5, 10, 24), (40, 3, 8), (3, 200, 8)])
-def test_grouped_products(shape: tuple[int, ...]) -> None:
-    """Whatever number of examples a group has, and however many are left over."""
-    torch.manual_seed(0)
-    left, right = torch.randn(*shape, dtype=torch.float64), torch.randn(*shape, dtype=torch.float64)
-    torch.testing.assert_close(rotation._grouped_products(left, right), left @ right.transpose(1, 2))
-
-
-def test_rows_times_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some rows at a time, the last ones fewer."""
-    monkeypatch.setattr(rotation, "ROW_NUMBERS", 35)
-    values, row = torch.randn(4, 3, 10).bfloat16(), torch.rand(1, 1, 10).bfloat16()
-    assert torch.equal(rotation._times_rows(values, row), values * row)
 
 
 def half_or_single(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import mul
 from typing import Any, ClassVar
 
@@ -183,13 +183,6 @@ class Unfolded(Factor):
         geometry = (windows.stride, 0, windows.dilation, windows.groups)
         found: Tensor = conv2d_weight(images.to(g.dtype), shape, grads, *geometry)
         return found.reshape(e, o, -1)
-
-    def every(self, step: int) -> Factor:
-        """The factor of every `step`-th example, before windows are built."""
-        if self.layout != Layout():
-            return super().every(step)
-        images = self.images[::step]
-        return replace(self, images=images, examples=len(images))
 
     def _arrange(self, windows: Tensor) -> Tensor:  # (b, e, i, t) to (n, e, t, i)
         canonical = self.layout.canonical(windows, self.examples)
