@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -406,11 +407,16 @@ def _listing(names: Iterable[str]) -> str:
     return listing(list(names), 12) or "none"
 
 
-# --- Wrapped models ---------------------------------------------------------------------------------------------------
+# --- Wrapped and sharded models ---------------------------------------------------------------------------------------
+
+
+FSDP = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # in current and in older versions of torch
 
 
 def unwrap(model: Any) -> Any:
-    """The network inside `DistributedDataParallel` or `torch.compile`; raise if it is sharded.
+    """The network inside `DistributedDataParallel` or `torch.compile`; for FSDP2, a copy with whole weights.
+
+    For a sharded model all processes must call this together: each of them gets all weights.
 
     Examples:
         >>> inner = nn.Linear(1, 1)
@@ -422,12 +428,42 @@ def unwrap(model: Any) -> Any:
     if isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
         return unwrap(compiled)
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    if any("fsdp" in kind.__module__ for module in modules for kind in type(module).__mro__):
+    kinds = {kind.__name__ for module in modules for kind in type(module).__mro__ if _is_fsdp(kind)}
+    if "FullyShardedDataParallel" in kinds:
         raise InputError(
-            "expected a model that is whole, or wrapped in DistributedDataParallel, got one that is sharded by FSDP. "
-            "Load its full state dict into a plain copy of the model, and fit that."
+            "expected a model that is whole, wrapped in DistributedDataParallel or sharded by fully_shard, got the "
+            "older FullyShardedDataParallel. Load its full state dict into a plain copy of the model, and fit that."
         )
-    return model
+    return unsharded(model, {}) if kinds else model
+
+
+def unsharded(part: Any, copies: dict[int, Any]) -> Any:
+    """A module, or a parameter, before `fully_shard`, with its weights gathered in every process; the rest is shared.
+
+    `copies` holds the copies made so far, by the identity of the original.
+    """
+    if part is None or id(part) in copies:
+        return copies.get(id(part))
+    if isinstance(part, nn.Parameter):
+        values: Any = part.detach()
+        whole = values.full_tensor() if hasattr(values, "full_tensor") else values  # of a DTensor
+        copies[id(part)] = nn.Parameter(whole, part.requires_grad)
+        return copies[id(part)]
+    kind: Any = next(one for one in type(part).__mro__ if not _is_fsdp(one))
+    found = copies[id(part)] = kind.__new__(kind)
+    found.__dict__ = {name: copy(value) if isinstance(value, dict) else value for name, value in vars(part).items()}
+    for hooks in (found._forward_pre_hooks, found._forward_hooks):
+        for key in [key for key, hook in hooks.items() if _is_fsdp(hook)]:
+            del hooks[key]
+    for children in (found._parameters, found._modules):
+        children.update({name: unsharded(one, copies) for name, one in children.items()})
+    return found
+
+
+def _is_fsdp(thing: Any) -> bool:
+    """Whether a class or a hook is one of torch's FSDP."""
+    kinds = thing.__mro__ if isinstance(thing, type) else (thing,)
+    return any(getattr(kind, "__module__", "").startswith(FSDP) for kind in kinds)
 
 
 # --- Labels of language models ----------------------------------------------------------------------------------------
