@@ -24,6 +24,7 @@ from whence.jacobian.capture import Capture
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import in_half
+from whence.jacobian.record import make_blocks
 from whence.linalg import gradients_not_finite
 from whence.runtime.checkpoint import State
 from whence.runtime.execution import Chunks, partial_data_error
@@ -96,6 +97,7 @@ CACHE_SHARE = 0.3  # largest share of the memory budget for cached rows of featu
 FEW_NUMBERS = 512  # up to this many activations and gradients an example, one thread is faster
 FEW_BYTES = 32 * 2**20  # the same, in bytes of all examples
 TOGETHER = 8  # least number of examples of a batch to run at once, when only some are used
+SEARCHED_EXAMPLES = 64  # examples in which uses of parameters are looked for at once
 PROOF_EXAMPLES = 8  # examples on which a capture is verified against autograd
 PROOF_SEQUENCES = 3  # the same, if an example has outputs at many positions
 
@@ -174,7 +176,7 @@ class LayerGradients:
             sequences = problem.sketch is not None and problem.sketch.dense
             few = take(first.inputs, slice(0, PROOF_SEQUENCES if sequences else PROOF_EXAMPLES))
             if not problem.captures:
-                problem.captures.append(self._verified(few))
+                problem.captures.append(self._with_later_uses(self._verified(few), few))
             self.notes = list(problem.captures[0].notes)
             sizes = LayerSizes(problem.captures[0].blocks, *self._measure(few))
         self.sizes = sizes
@@ -326,6 +328,23 @@ class LayerGradients:
                 later_notes=problem.batches.notes,
                 lowered=(in_half(problem.network, few), torch.float16) if problem.half else None,
             )
+
+    def _with_later_uses(self, found: Capture, few: Inputs) -> Capture:
+        """A capture with blocks for parameters that only later examples use too, as experts and heads of tasks."""
+        problem, forms = self.problem, {name: set[Block]() for name in found.unused}
+        if not forms:
+            return found
+        for batch in problem.read("parameters not used by the first batch"):
+            for low in range(0, batch.size, SEARCHED_EXAMPLES):
+                here = found.forms_on(take(batch.inputs, slice(low, low + SEARCHED_EXAMPLES)))
+                forms = {name: blocks | here[name] for name, blocks in forms.items()}
+            if all(forms.values()):
+                break
+        for each in problem.passes.process_group.all_gather_object("parameters not used so far", forms):
+            forms = {name: blocks | each[name] for name, blocks in forms.items()}
+        if not any(forms.values()):
+            return found
+        return self._verified(few, make_blocks({**found.forms, **forms}, problem.selection.parameters))
 
     def _measure(self, few: Inputs) -> tuple[float, float, float]:
         """Bytes for each example: activations; and for each cotangent output gradients and formed matrices."""

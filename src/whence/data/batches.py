@@ -48,6 +48,11 @@ class Batch:
         """The indices of these examples among all examples."""
         return slice(self.start, self.start + self.size)
 
+    @property
+    def tokens(self) -> int:
+        """Number of positions if there is a class at each of many, as in a text; else zero."""
+        return self.targets.numel() if self.targets.ndim == 2 and not self.targets.is_floating_point() else 0
+
 
 @dataclass
 class Batches:

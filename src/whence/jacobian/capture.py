@@ -27,7 +27,17 @@ from whence.display import listing
 from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
 from whence.jacobian import verify
 from whence.jacobian.gradients import Block, Dense, Layout, Tangent, concatenate, normal_numbers
-from whence.jacobian.record import PerExample, Walk, differentiable, make_blocks, tangents_of, walk, wanted_blocks
+from whence.jacobian.record import (
+    Forms,
+    PerExample,
+    Walk,
+    differentiable,
+    forms_of,
+    make_blocks,
+    tangents_of,
+    walk,
+    wanted_blocks,
+)
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import Arguments, CallSite, Function, Intercept, Keywords, Record, Recorder
 from whence.jacobian.verify import AutogradReference
@@ -128,6 +138,8 @@ class Capture:
         self._notes: list[str] = []
         self._vectorized = False
         self.blocks = tuple(blocks or ())  # the selected parameters, in their order
+        self.forms: Forms = {}  # of the uses on the first examples
+        self.unused: list[str] = []  # parameters that the outputs of the first examples do not depend on
         self.fallback: dict[str, str] = {}  # parameters left to the functional fallback, and why
         try:
             self._precision = self._verify(self._few(example_inputs))
@@ -155,7 +167,8 @@ class Capture:
         if self._leave_to_fallback(found.unrecorded, inputs):
             return self.run(inputs, reference)
         if not self._fixed:
-            self.blocks = make_blocks(records, self._parameters)
+            self.forms = forms_of(records, self._parameters)
+            self.blocks = make_blocks(self.forms, self._parameters)
         unverified = self._reuse_layouts(records, n)
         for record in unverified:
             self._check_form(record)
@@ -176,6 +189,16 @@ class Capture:
         if compared and not self._agrees(found, new, inputs, reference):
             return self.run(inputs, reference)
         return self._with_fallback(found, inputs, reference)
+
+    def forms_on(self, inputs: Inputs) -> Forms:
+        """The forms of the uses of parameters on other inputs; none for parameters whose use no rule covers."""
+        n = batch_size(inputs, "this batch")
+        if n > 1 and self._one_by_one:
+            each = [self.forms_on(take(inputs, slice(at, at + 1))) for at in range(n)]
+            return {name: set().union(*(forms[name] for forms in each)) for name in self._parameters}
+        found = self._record(inputs)
+        forms = forms_of(found.records, self._parameters)
+        return {**forms, **{name: set() for name in found.unrecorded}}
 
     def vectorizes(self, inputs: Inputs) -> bool:
         """Whether one vectorised backward pass equals one pass for each cotangent, on these inputs."""
@@ -248,7 +271,9 @@ class Capture:
         for name, gradient in found.items():
             if not bool(torch.isfinite(gradient).all()):
                 raise gradients_not_finite(f"in {name} on the first batch")
-        if unused := [name for name in self._parameters if name not in found]:
+        self.unused = [name for name in self._parameters if name not in found]
+        known = {name for block in self.blocks if block.kind != "dense" for name in block.parameters}
+        if unused := [name for name in self.unused if name not in known]:
             self._notes.append(f"the outputs of the first examples do not depend on {listing(unused)}")
         captured = self.run(inputs, reference)
         if not verify.close(captured.outputs, reference.outputs, reference.tolerance):

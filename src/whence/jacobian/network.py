@@ -151,6 +151,7 @@ class CheckedOutputs:
         self.network, self.same_positions = network, same_positions  # whether all batches must have the same positions
         self.shape = torch.Size()  # (..., k) of the outputs of an example in the first batch
         self.batches, self.scale = 0, 0.0
+        self._single: Inputs = None  # the inputs of the last batch of one example
 
     def __call__(self, inputs: Inputs, where: str) -> Tensor:
         """Outputs (n, ..., k) without a graph, or an error."""
@@ -169,13 +170,28 @@ class CheckedOutputs:
             )
         check_finite(outputs, "outputs of the model", where)
         self.batches += 1
-        if len(outputs) > 1 and not (self.batches > CHECKED_BATCHES and self.batches & (self.batches - 1)):
+        if not (self.batches > CHECKED_BATCHES and self.batches & (self.batches - 1)):
             flat = outputs.flatten(1)
             self.scale = max(self.scale, float(flat.abs().max()))
+            if len(flat) == 1:
+                self._check_pair(inputs, where)
+                return outputs
             at, last = int((flat - flat.mean(0)).abs().amax(1).argmax()), len(flat) - 1
             for one in (0 if at == last else last, at):
                 self._check_alone(inputs, flat, one, f"example {one} of {where}")
         return outputs
+
+    def _check_pair(self, inputs: Inputs, where: str) -> None:
+        """Run a batch of one example together with the last one of its kind, if the model takes both at once."""
+        before, self._single = self._single, inputs
+        try:
+            pair = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, before, inputs)
+            with torch.no_grad():
+                outputs = self.network(pair, where)
+        except (ValueError, TypeError, RuntimeError):  # there is none, it has another form, or two are too many
+            return
+        for at in range(2):
+            self._check_alone(pair, outputs, at, f"an example of {where} or the batch before")
 
     def _check_alone(self, inputs: Inputs, outputs: Tensor, at: int, name: str) -> None:
         """Raise unless an example has the same outputs alone as in its batch, with outputs (n, k)."""

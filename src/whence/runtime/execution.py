@@ -254,7 +254,7 @@ class Progress:
         self._stream = stream
 
     def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
-        """Yield `items` and show the progress.
+        """Yield `items` and show the progress, with tokens a second if items have `tokens`.
 
         Examples:
             >>> list(Progress(enabled=False).track([1, 2], "counting"))
@@ -267,13 +267,13 @@ class Progress:
         interactive = stream.isatty()
         pause = 0.1 if interactive else 10.0
         start = shown_at = time.monotonic()
-        shown = False
+        shown, tokens = False, 0
         try:
             for done, item in enumerate(items, start=1):
                 yield item
-                now = time.monotonic()
+                now, tokens = time.monotonic(), tokens + getattr(item, "tokens", 0)
                 if now - start > 1.0 and now - shown_at > pause:
-                    line = describe(label, done, total, now - start)
+                    line = describe(label, done, total, now - start, tokens)
                     stream.write(f"\r\x1b[2K{line}" if interactive else f"{line}\n")
                     stream.flush()
                     shown, shown_at = True, now
@@ -290,17 +290,20 @@ class Progress:
             stream.flush()
 
 
-def describe(label: str, done: int, total: int | None, elapsed: float) -> str:
+def describe(label: str, done: int, total: int | None, elapsed: float, tokens: int = 0) -> str:
     """One line of progress.
 
     Examples:
         >>> describe("curvature, batch", 5, 20, 10.0)
         'whence: curvature, batch 5 of 20, 10 s, 30 s left'
+        >>> describe("curvature, batch", 5, None, 10.0, 40_960)
+        'whence: curvature, batch 5, 10 s, 4,096 tokens a second'
     """
+    speed = f", {tokens / elapsed:,.0f} tokens a second" if tokens else ""
     if total is None or done == 0:
-        return f"whence: {label} {done}, {clock(elapsed)}"
+        return f"whence: {label} {done}, {clock(elapsed)}{speed}"
     left = elapsed / done * max(total - done, 0)
-    return f"whence: {label} {done} of {total}, {clock(elapsed)}, {clock(left)} left"
+    return f"whence: {label} {done} of {total}, {clock(elapsed)}, {clock(left)} left{speed}"
 
 
 def clock(seconds: float) -> str:
