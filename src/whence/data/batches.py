@@ -142,8 +142,6 @@ class Batches:
         if known != [found]:  # unchanged data were checked before
             check_finite(inputs, "inputs", where)
             check_finite(targets, "targets", where)
-            if weights is not None:
-                check_weights(weights, size, where)
             if known or self.complete:
                 raise self._changed(f"other data in batch {number}" if known else f"more than {number} batches")
             self.fingerprints.append(found)
@@ -244,26 +242,6 @@ def split_targets(raw: Any, positional: int = 1) -> tuple[Inputs, Any]:
 def _plain(inputs: Inputs) -> Inputs:
     """Convert mappings of any kind to dicts, so that their tensors are found and moved."""
     return dict(inputs) if isinstance(inputs, Mapping) else inputs
-
-
-def check_weights(weights: Any, size: int, where: str) -> None:
-    """Raise unless these are numbers for `size` examples, finite and not below zero."""
-    numbers = isinstance(weights, Tensor) and weights.dtype != torch.bool and not weights.is_complex()
-    shaped = numbers and weights.ndim > 0 and len(weights) == size  # weights of positions are checked with the outputs
-    wrong = ~(torch.isfinite(weights) & (weights >= 0)) if shaped else None
-    if wrong is None or (weights.ndim > 1 and bool(wrong.any())):  # more likely an input than weights of positions
-        got = describe(weights) or type(weights).__name__
-        raise (ShapeError if numbers else InputError)(
-            f"expected sample weights as numbers of shape ({size},) in {where}, got {got}. The third part of a batch "
-            "(or the key 'sample_weight') is a tensor with one weight for each example; several inputs go into a "
-            "tuple: ((a, b), targets)."
-        )
-    if bool(wrong.any()):
-        at = int(wrong.int().argmax())
-        raise InputError(
-            f"expected sample weights that are finite and not below zero, got {float(weights[at])} in {where} "
-            f"(example {at} of the batch). A weight of zero leaves an example out."
-        )
 
 
 def check_finite(value: Any, what: str, where: str) -> None:

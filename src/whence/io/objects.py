@@ -43,7 +43,13 @@ PARTIAL: dict[type, dict[str, Any]] = {
 """What is saved of objects that are built from a problem."""
 
 SHAPES = {
-    "Linearization": {"outputs": "n k", "residuals": "n k", "hessian_roots": "n k q", "sample_weights": "n"},
+    "Linearization": {
+        "outputs": "n k",
+        "residuals": "n k",
+        "hessian_roots": "n k q",
+        "sample_weights": "n",
+        "class_targets": "n k",
+    },
     "Labels": {"floors": "n s"},
     "AdjustedResiduals": {"hec2": "n k", "hec3": "n k", "leverage": "n k"},
     "NewtonStep": {"change": "n k", "direction": "d"},
@@ -79,7 +85,8 @@ def saved_classes(hint: type) -> list[type]:
     found = list(FEATURES if hint is Features else [hint])
     for kind in found:
         found += kind.__subclasses__()
-    return [kind for kind in found if kind.__module__.startswith("whence.")]
+    own = [kind for kind in found if kind.__module__.startswith("whence.")]
+    return [kind for kind in own if not kind.__module__.startswith("whence.trust.")]  # solvers of its checks
 
 
 def live_type(hint: Any) -> type | None:

@@ -164,7 +164,7 @@ class Capture:
             return self._run_one_by_one(inputs)
         found = self._record(inputs)
         outputs, records = found.outputs, found.records
-        if self._leave_to_fallback(found.unrecorded, inputs):
+        if self._leave_to_fallback(found.unrecorded):
             return self.run(inputs, reference)
         if not self._fixed:
             self.forms = forms_of(records, self._parameters)
@@ -182,11 +182,11 @@ class Capture:
             elif n > 1 and not all(map(self._can_fall_back, names)):
                 return self._run_one_by_one(inputs, why)
             else:
-                self._leave_to_fallback(names, inputs, why)
+                self._leave_to_fallback(names, why)
             return self.run(inputs, reference)
         new = [record for record in fresh if record in unverified]
         compared = reference is not None or (n > 1 and new)
-        if compared and not self._agrees(found, new, inputs, reference):
+        if compared and not self._agrees(found, new, reference):
             return self.run(inputs, reference)
         return self._with_fallback(found, inputs, reference)
 
@@ -301,9 +301,7 @@ class Capture:
             record.layout = layout
         return unverified
 
-    def _agrees(
-        self, found: Walk, fresh: Sequence[Record], inputs: Inputs, reference: AutogradReference | None
-    ) -> bool:
+    def _agrees(self, found: Walk, fresh: Sequence[Record], reference: AutogradReference | None) -> bool:
         """Whether these gradients add up to autograd's. If so, keep the layouts; if not, parameters fall back."""
         blocks: Sequence[Block] = self.blocks
         if reference is None:
@@ -314,7 +312,7 @@ class Capture:
         tangents = tangents_of(blocks, found.outputs, found.records, reference.cotangent[None], last=False)
         wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
         if wrong:
-            if not self._leave_to_fallback(wrong, inputs):
+            if not self._leave_to_fallback(wrong):
                 raise _not_autograds(wrong)
             return False
         layouts: dict[tuple[Any, ...], list[Layout | None]] = defaultdict(list)
@@ -343,20 +341,19 @@ class Capture:
         """Whether a parameter's gradients may have no particular form."""
         return not self._fixed or any(block.alone and block.name == name for block in self.blocks)
 
-    def _leave_to_fallback(self, names: Iterable[str], inputs: Inputs, why: str = "") -> bool:
+    def _leave_to_fallback(self, names: Iterable[str], why: str = "no rule covers a use of it") -> bool:
         """Leave parameters to the functional fallback from now on; return whether any of them is new there."""
         new = sorted(name for name in names if name in self._recorded)
         for name in new:
-            reason = why or verify.uncovered_calls(self._call, self._parameters[name], inputs)
             if not self._can_fall_back(name):
                 raise UncapturedParameterError(
-                    f"expected {name} to be used as on the first batch, got another use on a later one: {reason}. Let "
+                    f"expected {name} to be used as on the first batch, got another use on a later one: {why}. Let "
                     f"the first batch have examples of every kind, or leave {name} out of the selection."
                 )
             del self._recorded[name]
-            self.fallback[name] = reason
+            self.fallback[name] = why
             self._unverified_fallback.add(name)
-            self._notes.append(f"{name}: gradients example by example, since {reason}")
+            self._notes.append(f"{name}: gradients example by example, since {why}")
         return bool(new)
 
     def _with_fallback(

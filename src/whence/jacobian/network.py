@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.backends import cudnn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -24,7 +25,7 @@ from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords,
 from whence.jacobian.rules.channels_last import fast_relu
 from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
 from whence.jacobian.views import OutputView
-from whence.runtime.model_state import without_cudnn
+from whence.runtime.model_state import settings
 
 # Largest differences of outputs, relative to the largest output: between two calls (GPUs sum in any order), between an
 # example alone and in its batch, and between machines.
@@ -100,7 +101,7 @@ class Network:
             eagerly: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
             return eagerly
         wanted = self._recurrent and self.device.type == "cuda" and torch.is_grad_enabled()
-        return without_cudnn() if wanted else nullcontext()
+        return settings(cudnn, enabled=False) if wanted else nullcontext()
 
     def check_repeatable(self, inputs: Inputs) -> list[str]:
         """Raise unless the first examples have the same outputs in two calls; return notes."""
