@@ -334,9 +334,11 @@ class LayerGradients:
         problem, forms = self.problem, {name: set[Block]() for name in found.unused}
         if not forms:
             return found
+        sequences = problem.sketch is not None and problem.sketch.dense
+        step = PROOF_SEQUENCES if sequences else SEARCHED_EXAMPLES
         for batch in problem.read("parameters not used by the first batch"):
-            for low in range(0, batch.size, SEARCHED_EXAMPLES):
-                here = found.forms_on(take(batch.inputs, slice(low, low + SEARCHED_EXAMPLES)))
+            for low in range(0, batch.size, step):
+                here = found.forms_on(take(batch.inputs, slice(low, low + step)))
                 forms = {name: blocks | here[name] for name, blocks in forms.items()}
             if all(forms.values()):
                 break
@@ -344,7 +346,9 @@ class LayerGradients:
             forms = {name: blocks | each[name] for name, blocks in forms.items()}
         if not any(forms.values()):
             return found
-        return self._verified(few, make_blocks({**found.forms, **forms}, problem.selection.parameters))
+        parameters = problem.selection.parameters
+        every = {name: forms.get(name) or found.forms.get(name, set()) for name in parameters}
+        return self._verified(few, make_blocks(every, parameters))
 
     def _measure(self, few: Inputs) -> tuple[float, float, float]:
         """Bytes for each example: activations; and for each cotangent output gradients and formed matrices."""
