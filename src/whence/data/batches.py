@@ -24,7 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from whence.errors import InputError, LoaderError, ShapeError
 from whence.runtime.execution import Passes, Progress, partial_data_error
-from whence.runtime.model_state import checksum
+from whence.runtime.model_state import checksum, signed
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 WEIGHT_KEY = "sample_weight"
@@ -62,7 +62,7 @@ class Batches:
     index; a pass that differs from earlier ones raises `LoaderError`.
 
     Attributes:
-        fingerprints: checksums of the inputs, weights and targets of each batch read so far.
+        fingerprints: a checksum of inputs, weights and targets of each batch read so far.
         passes: how processes share the data: this one has examples from `passes.offset` on.
     """
 
@@ -70,7 +70,7 @@ class Batches:
     device: torch.device
     progress: Progress
     notes: list[str] = field(default_factory=list)
-    fingerprints: list[tuple[int, ...]] = field(default_factory=list)
+    fingerprints: list[int] = field(default_factory=list)
     complete: bool = False  # whether a pass has reached the end, so the number of batches is known
     positional: int = 1  # number of positional arguments in the inputs
     target_transform: Callable[[Tensor], Tensor] | None = None  # applied to the targets of every batch
@@ -137,7 +137,8 @@ class Batches:
                 f"expected a tensor of {size} targets for the {size} inputs in {where}, got {got}. "
                 "Make the loader give one target (a number, or a row of k numbers) for each example."
             )
-        found = tuple(map(checksum, [*tensors_of((inputs, weights)), targets]))
+        leaves = [*tensors_of((inputs, weights)), targets]
+        found = signed(sum((2 * at + 1) * checksum(leaf) for at, leaf in enumerate(leaves)))
         known = self.fingerprints[number : number + 1]
         if known != [found]:  # unchanged data were checked before
             check_finite(inputs, "inputs", where)

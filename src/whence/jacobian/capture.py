@@ -140,7 +140,7 @@ class Capture:
         self.blocks = tuple(blocks or ())  # the selected parameters, in their order
         self.forms: Forms = {}  # of the uses on the first examples
         self.unused: list[str] = []  # parameters that the outputs of the first examples do not depend on
-        self.fallback: dict[str, str] = {}  # parameters left to the functional fallback, and why
+        self.fallback: set[str] = set()  # parameters left to the functional fallback
         try:
             self._precision = self._verify(self._few(example_inputs))
         except CheckpointError as error:
@@ -351,7 +351,7 @@ class Capture:
                     f"the first batch have examples of every kind, or leave {name} out of the selection."
                 )
             del self._recorded[name]
-            self.fallback[name] = why
+            self.fallback.add(name)
             self._unverified_fallback.add(name)
             self._notes.append(f"{name}: gradients example by example, since {why}")
         return bool(new)

@@ -185,11 +185,13 @@ class CheckedOutputs:
     def _check_pair(self, inputs: Inputs, where: str) -> None:
         """Run a batch of one example together with the last one of its kind, if the model takes both at once."""
         before, self._single = self._single, inputs
+        if before is None:
+            return
         try:
             pair = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, before, inputs)
             with torch.no_grad():
                 outputs = self.network(pair, where)
-        except (ValueError, TypeError, RuntimeError):  # there is none, it has another form, or two are too many
+        except (ValueError, TypeError, RuntimeError):  # of another form, or two are too many
             return
         for at in range(2):
             self._check_alone(pair, outputs, at, f"an example of {where} or the batch before")

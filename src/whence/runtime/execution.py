@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, TextIO, TypeVar, get_args
 
@@ -94,19 +94,6 @@ def checked_execution(given: Any) -> Execution:
             "chunk_size, max_memory, dtype or another of its options."
         )
     return given or Execution()
-
-
-def by_one_process(execution: Execution | None) -> Execution:
-    """The same with "auto" replaced by `False`, for calls that the other processes do not make.
-
-    Examples:
-        >>> by_one_process(Execution(chunk_size=5))
-        Execution(chunk_size=5, ..., distributed=False)
-        >>> by_one_process(Execution(distributed=30)).distributed
-        30
-    """
-    execution = checked_execution(execution)
-    return replace(execution, distributed=False) if execution.distributed == "auto" else execution
 
 
 class Chunks:
