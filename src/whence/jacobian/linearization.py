@@ -305,34 +305,30 @@ def linearize(
     """
     if columns == 0:
         columns = default_columns(network, batches)
-    dtype, units, sketch, gram, targets = execution.dtype, None, None, None, None
     if columns is None:
-        outputs, residuals, roots, weights, units, targets = _loss_derivatives(
-            network, batches, likelihood, dtype, budget
-        )
+        found = _loss_derivatives(network, batches, likelihood, execution.dtype, budget)
     else:
-        sketch = HessianSketch(network, likelihood, columns, seed, dtype)
-        outputs, gram, weights = _sketched_derivatives(batches, sketch)
-        residuals, roots = sketched_derivatives(outputs)
-        batches.views = sketch.views
-    given = (network, selection, batches, likelihood, outputs, residuals, roots, none_if_ones(weights))
-    running = (dtype, budget, batches.progress, execution.chunk_size)
-    return Linearization(*given, *running, units, sketch, gram, batches.passes, class_targets=targets)
+        found = _sketched_derivatives(batches, HessianSketch(network, likelihood, columns, seed, execution.dtype))
+    found["sample_weights"] = none_if_ones(found["sample_weights"])
+    found |= {"dtype": execution.dtype, "budget": budget, "chunk_size": execution.chunk_size}
+    return Linearization(
+        network, selection, batches, likelihood, **found, progress=batches.progress, passes=batches.passes
+    )
 
 
 def _loss_derivatives(
     network: Network, batches: Batches, likelihood: Likelihood, dtype: torch.dtype, budget: Budget
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Positions | None, Tensor | None]:
-    """Outputs, residuals, roots and weights of all examples, positions if there are several, targets of classes."""
-    found: list[LossDerivatives] = []
+) -> dict[str, Any]:
+    """Fields of a `Linearization` from all outputs of all examples."""
+    parts: list[LossDerivatives] = []
     given: list[bool] = []
     checked = CheckedOutputs(network, same_positions=True)
     for number, batch in enumerate(batches.read("outputs")):
         where = f"batch {number}"
         out = checked(batch.inputs, where)
-        found.append(LossDerivatives.of(likelihood, out.to(dtype), batch, where))
+        parts.append(LossDerivatives.of(likelihood, out.to(dtype), batch, where))
         given.append(batch.weights is not None)
-        size = sum(one.roots.numel() for one in found if one.roots is not None) * found[0].outputs.element_size()
+        size = sum(one.roots.numel() for one in parts if one.roots is not None) * dtype.itemsize
         budget.require(
             3.0 * size,  # for concatenation, and for roots of the noise and leverages of the same size
             f"the Hessians of the {likelihood.name} loss for {batch.start + batch.size} training examples or more and "
@@ -345,10 +341,11 @@ def _loss_derivatives(
             f"expected the same number of outputs in every process, got {sorted(set(shapes))}. Wrap the model in a "
             "module that returns the same number of outputs for every batch."
         )
-    outputs, residuals, roots, weights, inner, targets = _gathered(batches, found, network.device)
+    outputs, residuals, roots, weights, inner, targets = _gathered(batches, parts, network.device)
     *positions, k = shapes[0]
     units = Positions(tuple(positions), k, None if bool((inner == 1).all()) else inner) if positions else None
-    return outputs, residuals, roots, weights, units, targets
+    found = {"outputs": outputs, "residuals": residuals, "hessian_roots": roots, "sample_weights": weights}
+    return {**found, "units": units, "class_targets": targets}
 
 
 def _of_all_processes(batches: Batches, shape: torch.Size, given: list[bool]) -> list[tuple[int, ...]]:
@@ -387,14 +384,11 @@ def default_columns(network: Network, batches: Batches) -> int | None:
     return columns
 
 
-def sketched_derivatives(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Residuals (n, c + 1) and roots (n, c + 1, c) in a sketch's coordinates, the same for every example."""
-    eye = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
-    return eye[-1].expand_as(outputs), eye[:, :-1].expand(len(outputs), -1, -1)
+def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> dict[str, Any]:
+    """Fields of a `Linearization` from a sketch, which gets labels and sizes.
 
-
-def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, inner products and weights of all examples; stores the labels and sizes in the sketch."""
+    Residuals (n, c + 1) and roots (n, c + 1, c) are the same for every example, in the sketch's coordinates.
+    """
     chunks: list[SketchedOutputs] = []
     given: list[bool] = []
     for number, whole in enumerate(batches.plain("outputs")):
@@ -407,7 +401,10 @@ def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> tuple[Tens
     padded = [chunk.padded(longest) for chunk in chunks]
     outputs, gram, weights, counted, *labels = _gathered(batches, padded, sketch.network.device)
     sketch.labels, sketch.dense, sketch.counted = Labels(*labels), bool(positions), int(counted.sum())
-    return outputs, gram, weights
+    batches.views = sketch.views
+    eye = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
+    unit = {"residuals": eye[-1].expand_as(outputs), "hessian_roots": eye[:, :-1].expand(len(outputs), -1, -1)}
+    return {"outputs": outputs, **unit, "sample_weights": weights, "sketch": sketch, "gram": gram}
 
 
 LEAST_MEMORY = 2**20  # bytes below which no fit is planned

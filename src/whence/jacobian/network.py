@@ -360,13 +360,10 @@ class Selection:
 
 
 def select(network: Network, choice: Choice, inputs: Inputs) -> Selection:
-    """Pick parameters of a model. Parameters with `requires_grad=False` are never picked.
+    """Pick parameters of a model that are not frozen; `inputs` show which layer runs last.
 
-    Args:
-        network: the model.
-        choice: "all"; "last_layer"; a name or a pattern such as "layer4.*" (`*` and `?`); several of them; or a
-            function of name and parameter.
-        inputs: a batch, to find the layer that runs last.
+    The choice is "all", "last_layer", a name or a pattern such as "layer4.*" (`*` and `?`), several of them, or a
+    function of name and parameter.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
