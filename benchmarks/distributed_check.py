@@ -100,6 +100,21 @@ def alone(model: nn.Module, x: Tensor, y: Tensor, structure: whence.Structure) -
         api.open_process_group = before
 
 
+def sharded(device: torch.device) -> dict[str, Any]:
+    """A model in `fully_shard`, beside itself."""
+    from torch.distributed.device_mesh import init_device_mesh  # not in every build of torch
+    from torch.distributed.fsdp import fully_shard
+
+    x = torch.randn(96, 1, 14, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
+    y = torch.arange(96, device=device) % 10
+    execution = whence.Execution(distributed=False)
+    options: dict[str, Any] = {**OPTIONS, "structure": "ekfac", "execution": execution}
+    wanted = answers(whence.fit(network(device), batches(x, y), "categorical", **options), x[:20])
+    model = network(device)
+    fully_shard(model, mesh=init_device_mesh(device.type, (dist.get_world_size(),)))
+    return {"gap": gap(answers(whence.fit(model, batches(x, y), "categorical", **options), x[:20]), wanted)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -112,9 +127,15 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group(given.backend)
     rows = compare(device, given.backend)
+    wrapped: dict[str, Any] = {}
+    if given.backend == "nccl" or device.type == "cpu":
+        try:
+            wrapped = sharded(device)
+        except Exception as error:
+            wrapped = {"error": f"{type(error).__name__}: {error}"}
     if dist.get_rank() == 0:
         facts = {"backend": given.backend, "device": given.device, "processes": dist.get_world_size()}
-        save(given.out, {"surroundings": surroundings(), **facts, "fits": rows})
+        save(given.out, {"surroundings": surroundings(), **facts, "fits": rows, "fully_shard": wrapped})
     dist.destroy_process_group()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import whence
 from forked_fits import (
@@ -36,6 +37,7 @@ from forked_fits import (
     test_inputs,
 )
 from killed_fits import killed_fits
+from sharded_models import copied, fully_shard  # noqa: F401 (asked for by name)
 
 
 def fits(names: Sequence[str], where: slice) -> dict[str, Any]:
@@ -222,16 +224,29 @@ def refused_fit(name: str, loader: Any, checkpoint: Path) -> str:
     return "no error"
 
 
-def wrapped(folder: Path) -> list[Any]:
-    """A model as `DistributedDataParallel` leaves it."""
+def wrapped(folder: Path) -> dict[str, Any]:
+    """Models as `DistributedDataParallel` and `fully_shard` leave them."""
     wanted = answers(fit("ekfac", slice(0, 24)))
 
     def work(rank: int) -> Any:
-        model = nn.parallel.DistributedDataParallel(network())
-        loader = batches_of(data(None), cut([17, 7], rank))
-        return answers(whence.fit(model, loader, structure="ekfac", ridge=0.5, progress=False))
+        found = {}
+        for kind in ("ddp", "fsdp2"):
+            model = network()
+            if kind == "ddp":
+                model = nn.parallel.DistributedDataParallel(model)
+            else:
+                mesh = init_device_mesh("cpu", (2,))
+                for layer in (model[0], model[3]):
+                    fully_shard(layer, mesh=mesh)
+                fully_shard(model, mesh=mesh)
+            tracer = whence.fit(
+                model, batches_of(data(None), cut([17, 7], rank)), structure="ekfac", ridge=0.5, progress=False
+            )
+            found[kind] = answers(tracer)
+        return found
 
-    return [one.get("trace") or gap(one, wanted) for one in forked(2, folder, work)]
+    said = forked(2, folder, work)
+    return {kind: [one.get("trace") or gap(one[kind], wanted) for one in said] for kind in ("ddp", "fsdp2")}
 
 
 if __name__ == "__main__":

@@ -108,9 +108,18 @@ def test_a_saved_fit_is_whole_with_the_batches_of_all(told: dict[str, Any]) -> N
     assert told["saved"]["share"] <= 1e-10
 
 
-def test_wrapped_models(told: dict[str, Any]) -> None:
-    gaps = told["wrapped"]
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_wrapped_models(kind: str, told: dict[str, Any]) -> None:
+    gaps = told["wrapped"][kind]
     assert all(isinstance(gap, float) and gap <= 1e-12 for gap in gaps), gaps
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux to measure peaks")
+def test_a_sharded_model_is_brought_together_once(tmp_path: Path) -> None:
+    found = ask(tmp_path, "copied")
+    for one in found["said"]:
+        assert one["held"] == found["whole"]
+        assert one["peak"] <= found["whole"] + 8 * found["layer"], one  # and not all of it a second time
 
 
 def test_an_error_is_told_to_the_others(told: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ class Mixing(nn.Module):
 
 @every_structure
 @pytest.mark.parametrize("way", ["mean", "before", "last"])
-@pytest.mark.parametrize("sizes", [(1, 7), (1, 1, 6), (1, 1, 1, 2, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 7), (1, 1, 6), (1, 1, 1, 2, 1, 1, 1), (1,) * 8], ids=str)
 def test_models_that_mix_examples_are_refused_whatever_the_first_batch(
     structure: str, way: str, sizes: tuple[int, ...]
 ) -> None:

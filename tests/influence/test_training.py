@@ -184,13 +184,15 @@ def test_suspicion_where_outputs_share_most_of_their_gradients(generator: torch.
     np.testing.assert_allclose(tracer.training_frame().suspicion, wanted, rtol=1e-7)
 
 
-def test_suspicion_of_another_loss_is_to_first_order(generator: torch.Generator) -> None:
-    residuals, change = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64)
-    roots = torch.randn(5, 3, 2, generator=generator, dtype=torch.float64)
-    plain = Counts()
-    torch.testing.assert_close(plain.residuals_after(residuals, residuals, None, change), residuals - change)
-    wanted = residuals - (roots @ roots.transpose(1, 2) @ change.unsqueeze(2)).squeeze(2)
-    torch.testing.assert_close(plain.residuals_after(residuals, residuals, roots, change), wanted)
+@pytest.mark.parametrize("curved", [False, True])
+def test_residuals_of_another_loss_after_a_change_are_to_first_order(curved: bool, generator: torch.Generator) -> None:
+    x, y = regression(generator)
+    loader = [(x, y.abs().round(), 0.3 + torch.rand(15, generator=generator, dtype=torch.float64))]
+    model = networks.linear(torch.full((1, x.shape[1]), 0.1, dtype=torch.float64))
+    problem = fit(model, loader, likelihood=Poisson() if curved else Counts(), ridge=RIDGE).problem
+    change = torch.randn(problem.outputs.shape, generator=generator, dtype=torch.float64)
+    hessian = loader[0][2].unsqueeze(1) * (problem.outputs.exp() if curved else 1.0)
+    torch.testing.assert_close(problem.residuals_after(change), problem.residuals - hessian * change)
 
 
 class Counts(whence.Likelihood):
@@ -203,6 +205,13 @@ class Counts(whence.Likelihood):
 
     def residuals(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return targets - outputs.exp()
+
+
+class Poisson(Counts):
+    """Its Hessian too."""
+
+    def hessian_root(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (0.5 * outputs).exp().diag_embed()
 
 
 def test_suspicion_of_weighted_least_squares_is_that_of_statsmodels(generator: torch.Generator) -> None:

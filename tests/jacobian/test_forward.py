@@ -109,9 +109,9 @@ def test_a_model_that_takes_no_single_example_is_told() -> None:
         checked(inputs_and_targets()[0], "batch 0")
 
 
-def test_sharded_models_are_refused() -> None:
-    kind = type("FSDPLinear", (nn.Linear,), {"__module__": "torch.distributed.fsdp._fully_shard"})
-    with pytest.raises(whence.InputError, match=r"sharded by FSDP\. Load its full state dict"):
+def test_models_sharded_by_the_older_fsdp_are_refused() -> None:
+    kind = type("FullyShardedDataParallel", (nn.Linear,), {"__module__": "torch.distributed.fsdp"})
+    with pytest.raises(whence.InputError, match=r"got the older FullyShardedDataParallel\. Load its full state dict"):
         unwrap(nn.Sequential(kind(3, 2)))
 
 

@@ -24,6 +24,7 @@ from whence.jacobian.capture import Capture
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import in_half
+from whence.jacobian.record import make_blocks
 from whence.linalg import gradients_not_finite
 from whence.runtime.checkpoint import State
 from whence.runtime.execution import Chunks, partial_data_error
@@ -83,6 +84,7 @@ CACHE_SHARE = 0.3  # largest share of the memory budget for cached rows of featu
 FEW_NUMBERS = 512  # up to this many activations and gradients an example, one thread is faster
 FEW_BYTES = 32 * 2**20  # the same, in bytes of all examples
 TOGETHER = 8  # least number of examples of a batch to run at once, when only some are used
+SEARCHED_EXAMPLES = 64  # examples in which uses of parameters are looked for at once
 PROOF_EXAMPLES = 8  # examples on which a capture is verified against autograd
 PROOF_SEQUENCES = 3  # the same, if an example has outputs at many positions
 
@@ -160,7 +162,9 @@ class LayerGradients:
             first = problem.batches.first()
             sequences = problem.sketch is not None and problem.sketch.dense
             few = take(first.inputs, slice(0, PROOF_SEQUENCES if sequences else PROOF_EXAMPLES))
-            capture = self._verified(few)
+            if not problem.captures:
+                problem.captures.append(self._with_later_uses(self._verified(few), few))
+            capture = problem.captures[0]
             self.notes, sizes = list(capture.notes), LayerSizes(capture.blocks, *self._measure(capture, few))
         self.sizes = sizes
         # the cotangents and gradients of a small training set; `None` if nothing is cached
@@ -255,14 +259,21 @@ class LayerGradients:
 
     def capture(self, inputs: Inputs) -> Capture:
         """The capture, verified on these inputs if not yet verified."""
-        return self._verified(take(inputs, slice(0, PROOF_EXAMPLES)), self.sizes.blocks)
+        if not self.problem.captures:
+            found = self._verified(take(inputs, slice(0, PROOF_EXAMPLES)), self.sizes.blocks)
+            if found.blocks != self.sizes.blocks:
+                raise UncapturedParameterError(
+                    "expected the model to use its parameters as it did when it was fitted, got another path of its "
+                    "forward pass for the first inputs. Pass train_loader to whence.load, so that the path of the "
+                    "training data is followed."
+                )
+            self.problem.captures.append(found)
+        return self.problem.captures[0]
 
     def _verified(self, few: Inputs, blocks: Sequence[Block] | None = None) -> Capture:
         problem = self.problem
-        if problem.captures:
-            return problem.captures[0]
         with rounded_products(False):  # sums of products are compared
-            found = Capture(
+            return Capture(
                 problem.network,
                 dict(problem.selection.parameters),
                 example_inputs=few,
@@ -270,14 +281,6 @@ class LayerGradients:
                 later_notes=problem.batches.notes,
                 lowered=(in_half(problem.network, few), torch.float16) if problem.half else None,
             )
-        if blocks is not None and found.blocks != blocks:
-            raise UncapturedParameterError(
-                "expected the model to use its parameters as it did when it was fitted, got another path of its "
-                "forward pass for the first inputs. Pass train_loader to whence.load, so that the path of the "
-                "training data is followed."
-            )
-        problem.captures.append(found)
-        return found
 
     def _read(
         self,
@@ -311,6 +314,27 @@ class LayerGradients:
                 del chunk  # the next one needs the memory
         if rows is not None and found:
             self._cache = rows, found
+
+    def _with_later_uses(self, found: Capture, few: Inputs) -> Capture:
+        """A capture with blocks for parameters that only later examples use too, as experts and heads of tasks."""
+        problem, forms = self.problem, {name: set[Block]() for name in found.unused}
+        if not forms:
+            return found
+        sequences = problem.sketch is not None and problem.sketch.dense
+        step = PROOF_SEQUENCES if sequences else SEARCHED_EXAMPLES
+        for batch in problem.read("parameters not used by the first batch"):
+            for low in range(0, batch.size, step):
+                here = found.forms_on(take(batch.inputs, slice(low, low + step)))
+                forms = {name: blocks | here[name] for name, blocks in forms.items()}
+            if all(forms.values()):
+                break
+        for each in problem.passes.process_group.all_gather_object("parameters not used so far", forms):
+            forms = {name: blocks | each[name] for name, blocks in forms.items()}
+        if not any(forms.values()):
+            return found
+        parameters = problem.selection.parameters
+        every = {name: forms.get(name) or found.forms.get(name, set()) for name in parameters}
+        return self._verified(few, make_blocks(every, parameters))
 
     def _measure(self, capture: Capture, few: Inputs) -> tuple[float, float, float]:
         """Bytes for each example: activations; and for each cotangent output gradients and formed matrices."""

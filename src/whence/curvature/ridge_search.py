@@ -66,7 +66,7 @@ def _target_variance(problem: Linearization, n: float) -> tuple[str, float]:
         return "mean square", float(mixed.square().sum()) / n / problem.width
     targets = (problem.outputs + problem.unweighted(problem.residuals)).double()
     rows = targets.reshape(-1, problem.width)
-    weights = problem.sample_weights if problem.units is None else problem.units.weights
+    weights = problem.position_weights
     weigh = rows.new_ones(len(rows), 1) if weights is None else weights.reshape(-1, 1).double()
     centred = rows - (weigh * rows).sum(0) / n
     found = float((weigh * centred.square()).sum()) / n / problem.width

@@ -24,7 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from whence.errors import InputError, LoaderError, ShapeError
 from whence.runtime.execution import Passes, Progress, partial_data_error
-from whence.runtime.model_state import checksum
+from whence.runtime.model_state import checksum, signed
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 WEIGHT_KEY = "sample_weight"
@@ -62,7 +62,7 @@ class Batches:
     index; a pass that differs from earlier ones raises `LoaderError`.
 
     Attributes:
-        fingerprints: checksums of the inputs, weights and targets of each batch read so far.
+        fingerprints: a checksum of inputs, weights and targets of each batch read so far.
         passes: how processes share the data: this one has examples from `passes.offset` on.
     """
 
@@ -70,7 +70,7 @@ class Batches:
     device: torch.device
     progress: Progress
     notes: list[str] = field(default_factory=list)
-    fingerprints: list[tuple[int, ...]] = field(default_factory=list)
+    fingerprints: list[int] = field(default_factory=list)
     complete: bool = False  # whether a pass has reached the end, so the number of batches is known
     positional: int = 1  # number of positional arguments in the inputs
     target_transform: Callable[[Tensor], Tensor] | None = None  # applied to the targets of every batch
@@ -108,7 +108,7 @@ class Batches:
         batches = self._read()
         if label is not None:
             total = len(self.fingerprints) if self.complete else length(self.loader)
-            batches = self.progress.track(batches, f"{label}, batch", total, lambda batch: batch.tokens)
+            batches = self.progress.track(batches, f"{label}, batch", total)
         yield from (batch for batch in batches if batch.size)
 
     def _read(self) -> Iterator[Batch]:
@@ -137,13 +137,12 @@ class Batches:
                 f"expected a tensor of {size} targets for the {size} inputs in {where}, got {got}. "
                 "Make the loader give one target (a number, or a row of k numbers) for each example."
             )
-        found = tuple(map(checksum, [*tensors_of((inputs, weights)), targets]))
+        leaves = [*tensors_of((inputs, weights)), targets]
+        found = signed(sum((2 * at + 1) * checksum(leaf) for at, leaf in enumerate(leaves)))
         known = self.fingerprints[number : number + 1]
         if known != [found]:  # unchanged data were checked before
             check_finite(inputs, "inputs", where)
             check_finite(targets, "targets", where)
-            if weights is not None:
-                check_weights(weights, size, where)
             if known or self.complete:
                 raise self._changed(f"other data in batch {number}" if known else f"more than {number} batches")
             self.fingerprints.append(found)
@@ -244,26 +243,6 @@ def split_targets(raw: Any, positional: int = 1) -> tuple[Inputs, Any]:
 def _plain(inputs: Inputs) -> Inputs:
     """Convert mappings of any kind to dicts, so that their tensors are found and moved."""
     return dict(inputs) if isinstance(inputs, Mapping) else inputs
-
-
-def check_weights(weights: Any, size: int, where: str) -> None:
-    """Raise unless these are numbers for `size` examples, finite and not below zero."""
-    numbers = isinstance(weights, Tensor) and weights.dtype != torch.bool and not weights.is_complex()
-    shaped = numbers and weights.ndim > 0 and len(weights) == size  # weights of positions are checked with the outputs
-    wrong = ~(torch.isfinite(weights) & (weights >= 0)) if shaped else None
-    if wrong is None or (weights.ndim > 1 and bool(wrong.any())):  # more likely an input than weights of positions
-        got = describe(weights) or type(weights).__name__
-        raise (ShapeError if numbers else InputError)(
-            f"expected sample weights as numbers of shape ({size},) in {where}, got {got}. The third part of a batch "
-            "(or the key 'sample_weight') is a tensor with one weight for each example; several inputs go into a "
-            "tuple: ((a, b), targets)."
-        )
-    if bool(wrong.any()):
-        at = int(wrong.int().argmax())
-        raise InputError(
-            f"expected sample weights that are finite and not below zero, got {float(weights[at])} in {where} "
-            f"(example {at} of the batch). A weight of zero leaves an example out."
-        )
 
 
 def check_finite(value: Any, what: str, where: str) -> None:

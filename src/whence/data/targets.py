@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from whence.data.batches import Batch, Batches, check_finite, no_examples, tensors_of
+from whence.data.batches import Batch, Batches, check_finite, describe, no_examples, tensors_of
 from whence.errors import InputError, ShapeError, TargetError
 from whence.likelihoods import Likelihood
 from whence.runtime.model_state import row_checksums
@@ -60,18 +60,21 @@ class LossDerivatives(NamedTuple):
     roots: Tensor | None  # (n, k, q); `None` for the identity
     weights: Tensor  # (n,) weight of each example
     position_weights: Tensor  # (n, t) weight of each position
+    class_targets: Tensor | None  # (n, k) targets of classes as the likelihood encodes them; `None` for other losses
 
     @classmethod
     def of(cls, likelihood: Likelihood, outputs: Tensor, batch: Batch, where: str) -> LossDerivatives:
         """Derivatives of a likelihood at outputs (n, ..., k), position by position."""
         n, k, shape = len(outputs), outputs.shape[-1], tuple(outputs.shape[1:-1])
         flat = outputs.reshape(-1, k)
+        weights = position_weights(batch.weights, outputs, where)
         described = f"{where}, whose examples are counted position by position, {prod(shape)} each," if shape else where
         targets = likelihood.check_targets(targets_at(batch.targets, outputs, where), flat, described)
         residuals = likelihood.residuals(flat, targets)
         roots = likelihood.hessian_root(flat, targets)
         check_finite((residuals, roots), f"derivatives of the {likelihood.name} loss", where)
-        weights = position_weights(batch.weights, outputs, likelihood.counted(targets), where)
+        counted = likelihood.counted(targets)
+        weights = weights if counted is None else weights * counted.reshape(weights.shape)
         if batch.weights is not None or type(likelihood).counted is not Likelihood.counted:
             each = weights.reshape(-1, 1)
             roots = torch.eye(k, dtype=flat.dtype, device=flat.device) if roots is None else roots
@@ -80,7 +83,8 @@ class LossDerivatives(NamedTuple):
         if roots is not None and shape:
             roots = Positions(shape, k, None).join(roots)
         examples = example_weights(batch.weights, weights)
-        return cls(outputs.flatten(1), residuals.reshape(n, -1), roots, examples, weights)
+        classes = targets.reshape(n, -1) if likelihood.has_classes and targets.shape == flat.shape else None
+        return cls(outputs.flatten(1), residuals.reshape(n, -1), roots, examples, weights, classes)
 
 
 def targets_at(targets: Tensor, outputs: Tensor, where: str) -> Tensor:
@@ -98,23 +102,31 @@ def targets_at(targets: Tensor, outputs: Tensor, where: str) -> Tensor:
     return targets.flatten(0, len(positions))
 
 
-def position_weights(given: Tensor | None, outputs: Tensor, counted: Tensor | None, where: str) -> Tensor:
-    """(n, t) weights of the positions of outputs (n, ..., k), given for examples (n,) or positions (n, ...).
+def position_weights(given: Tensor | None, outputs: Tensor, where: str) -> Tensor:
+    """(n, t) weights of the positions of outputs (n, ..., k), given for examples (n,) or positions (n, ...), or one."""
+    weights = outputs.new_ones(len(outputs), prod(outputs.shape[1:-1]))
+    if given is None:
+        return weights
+    _check_weights(given, outputs.shape[:-1], where)
+    return weights * given.reshape(len(outputs), -1).to(outputs.dtype)
 
-    If none are given they are one. Positions that the loss does not count, by `counted` (n t,), have weight zero.
-    """
-    positions = outputs.shape[1:-1]
-    weights = outputs.new_ones(len(outputs), prod(positions))
-    if given is not None:
-        if given.shape not in (outputs.shape[:1], outputs.shape[:-1]):
-            raise ShapeError(
-                f"expected sample weights of shape ({len(outputs)},)"
-                + (f" or {tuple(outputs.shape[:-1])}, one for each position," if positions else "")
-                + f" in {where}, got {tuple(given.shape)}. The third part of a batch (or the key 'sample_weight') "
-                "holds them; several inputs go into a tuple: ((a, b), targets)."
-            )
-        weights = weights * given.reshape(len(outputs), -1).to(outputs.dtype)
-    return weights if counted is None else weights * counted.reshape(weights.shape)
+
+def _check_weights(given: Any, shape: Sequence[int], where: str) -> None:
+    """Raise unless these are weights of examples (n,), or of positions (n, ...), finite and not below zero."""
+    numbers = isinstance(given, Tensor) and given.dtype != torch.bool and not given.is_complex()
+    if not numbers or given.shape not in (shape[:1], shape):
+        also = f" or {tuple(shape)}, one for each position," if len(shape) > 1 else ""
+        raise (ShapeError if numbers else InputError)(
+            f"expected sample weights as numbers of shape ({shape[0]},){also} in {where}, got "
+            f"{describe(given) or type(given).__name__}. The third part of a batch (or the key 'sample_weight') is a "
+            "tensor with one weight for each example; several inputs go into a tuple: ((a, b), targets)."
+        )
+    wrong = (~(torch.isfinite(given) & (given >= 0))).nonzero().tolist()
+    if wrong:
+        raise InputError(
+            f"expected sample weights that are finite and not below zero, got {float(given[tuple(wrong[0])])} in "
+            f"{where} (example {wrong[0][0]} of the batch). A weight of zero leaves an example out."
+        )
 
 
 def example_weights(given: Tensor | None, units: Tensor) -> Tensor:

@@ -20,9 +20,9 @@ def class_codes(fitted: Fitted) -> Codes:
     problem = fitted.problem
     if problem.likelihood.has_classes:
         return (0.0, 1.0)
-    if problem.sketch is not None or not problem.likelihood.squared_error:
+    if problem.sketch is not None or problem.targets is None:
         return None
-    targets = (problem.outputs + problem.unweighted(problem.residuals)).reshape(-1, problem.width)
+    targets = problem.targets.reshape(-1, problem.width)
     targets = targets[fitted.counted.repeat_interleave(len(targets) // problem.n)].double()
     if not len(targets):
         return None
@@ -45,7 +45,7 @@ def class_labels(fitted: Fitted, codes: Codes) -> Tensor | None:
     problem = fitted.problem
     if codes is None or not fitted.all_outputs or has_several_labels(fitted):
         return None
-    targets = problem.likelihood.targets_of(problem.unweighted(problem.residuals), problem.outputs)
+    targets = problem.targets
     if targets is None:
         return None
     return (targets[:, 0] > sum(codes) / 2).long() if targets.shape[1] == 1 else targets.argmax(1)

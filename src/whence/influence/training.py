@@ -169,7 +169,7 @@ def suggested_labels(fitted: Fitted) -> dict[str, Tensor]:
     likelihood, counted = problem.likelihood, fitted.counted.unsqueeze(1)
     if not fitted.all_outputs:
         return {}
-    targets = likelihood.targets_of(problem.unweighted(problem.residuals), problem.outputs)
+    targets = problem.targets
     if targets is None:
         return {}
     outputs = problem.outputs + change_without(fitted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -13,7 +14,7 @@ from whence.api import fit
 from whence.errors import InputError
 from whence.integrations import decay_of, ridge_of
 from whence.likelihoods import Likelihood
-from whence.runtime.execution import by_one_process
+from whence.runtime.execution import checked_execution
 from whence.runtime.model_state import preserved
 from whence.tracer import Tracer
 
@@ -57,8 +58,8 @@ class WhenceCallback(Callback):
             return
         loader = self._loader(trainer)
         model = pl_module if self.network is None else self.network(pl_module)
-        # the other processes do not take part
-        options = {**self.options, "execution": by_one_process(self.options.get("execution"))}
+        execution = checked_execution(self.options.get("execution"))
+        options = {**self.options, "execution": replace(execution, distributed=False)}  # others do not take part
         with preserved(model):
             model.eval()
             if "ridge" not in options:

@@ -19,6 +19,7 @@ from whence.estimators import LeaveOneOut
 from whence.io.objects import Reader
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Linearization
+from whence.likelihoods import Bernoulli, Categorical
 
 
 def check_problem(reader: Reader, problem: Linearization) -> None:
@@ -26,6 +27,8 @@ def check_problem(reader: Reader, problem: Linearization) -> None:
     n, k, units, sketch, roots = problem.n, problem.k, problem.units, problem.sketch, problem.hessian_roots
     reader.sizes |= {"nk": n * k, "nq": n * (k if roots is None else roots.shape[2])}
     reader.require(problem.chunk_size is None or problem.chunk_size > 0, "chunk_size", "a number of examples")
+    known = isinstance(problem.likelihood, (Bernoulli, Categorical)) and sketch is None
+    reader.require(problem.class_targets is not None or not known, "class_targets", "there for classes")
     if units is not None:
         whole = min(units.shape) > 0 and units.positions * units.width == k
         reader.require(whole, "units", f"positions of {k} outputs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,14 +50,12 @@ def save(fitted: Fitted, path: Path) -> None:
     batches, likelihood, writer = problem.batches, problem.likelihood, Writer()
     with using_model(fitted):
         described = describe_model(model)
-    prints = batches.fingerprints
     parts = {
         "likelihood": likelihood if type(likelihood) in LIKELIHOODS.values() else _full_name(likelihood),
         "positional": batches.positional,
         "loader_notes": batches.notes,
         "next_labels": batches.target_transform is not None,
-        "batches": torch.tensor([len(batch) for batch in prints], dtype=torch.int64, device="cpu"),
-        "fingerprints": torch.tensor([one for batch in prints for one in batch], dtype=torch.int64, device="cpu"),
+        "fingerprints": torch.tensor(batches.fingerprints, dtype=torch.int64, device="cpu"),
         "scale": model.scale if isinstance(model, LeafSum) else None,
         "parameters": list(problem.selection.parameters),
         "limits": [problem.budget.limit, bread.problem.budget.limit],
@@ -131,8 +129,7 @@ def _batches(reader: Reader, loader: Iterable[Any] | None, progress: Progress, l
     retarget = None
     if reader.read(bool, "next_labels"):  # the model predicts the next token
         retarget = partial(next_labels, ignore_index=getattr(likelihood, "ignore_index", IGNORED))
-    sizes, fingerprints = (reader.read(Tensor, name).tolist() for name in ("batches", "fingerprints"))
-    prints = [tuple(fingerprints[start:stop]) for start, stop in pairwise(accumulate(sizes, initial=0))]
+    prints = reader.read(Tensor, "fingerprints").tolist()
     data, positional = NO_DATA if loader is None else loader, reader.read(int, "positional")
     found = Batches(data, reader.device, progress, [], prints, True, positional, retarget, saved=True)
     found.notes = reader.read(list[str], "loader_notes")  # the fit's notes about the loader

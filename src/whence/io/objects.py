@@ -43,7 +43,13 @@ PARTIAL: dict[type, dict[str, Any]] = {
 """What is saved of objects that are built from a problem."""
 
 SHAPES = {
-    "Linearization": {"outputs": "n k", "residuals": "n k", "hessian_roots": "n k q", "sample_weights": "n"},
+    "Linearization": {
+        "outputs": "n k",
+        "residuals": "n k",
+        "hessian_roots": "n k q",
+        "sample_weights": "n",
+        "class_targets": "n k",
+    },
     "Labels": {"floors": "n s"},
     "AdjustedResiduals": {"hec2": "n k", "hec3": "n k", "leverage": "n k"},
     "NewtonStep": {"change": "n k", "direction": "d"},

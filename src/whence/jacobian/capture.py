@@ -27,7 +27,17 @@ from whence.display import listing
 from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
 from whence.jacobian import verify
 from whence.jacobian.gradients import Block, Dense, Layout, Tangent, concatenate, normal_numbers
-from whence.jacobian.record import PerExample, Walk, differentiable, make_blocks, tangents_of, walk, wanted_blocks
+from whence.jacobian.record import (
+    Forms,
+    PerExample,
+    Walk,
+    differentiable,
+    forms_of,
+    make_blocks,
+    tangents_of,
+    walk,
+    wanted_blocks,
+)
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import Arguments, CallSite, Function, Intercept, Keywords, Record, Recorder
 from whence.jacobian.verify import AutogradReference
@@ -128,7 +138,9 @@ class Capture:
         self._notes: list[str] = []
         self._vectorized = False
         self.blocks = tuple(blocks or ())  # the selected parameters, in their order
-        self.fallback: dict[str, str] = {}  # parameters left to the functional fallback, and why
+        self.forms: Forms = {}  # of the uses on the first examples
+        self.unused: list[str] = []  # parameters that the outputs of the first examples do not depend on
+        self.fallback: set[str] = set()  # parameters left to the functional fallback
         try:
             self._precision = self._verify(self._few(example_inputs))
         except CheckpointError as error:
@@ -152,10 +164,11 @@ class Capture:
             return self._run_one_by_one(inputs)
         found = self._record(inputs)
         outputs, records = found.outputs, found.records
-        if self._leave_to_fallback(found.unrecorded, inputs):
+        if self._leave_to_fallback(found.unrecorded):
             return self.run(inputs, reference)
         if not self._fixed:
-            self.blocks = make_blocks(records, self._parameters)
+            self.forms = forms_of(records, self._parameters)
+            self.blocks = make_blocks(self.forms, self._parameters)
         unverified = self._reuse_layouts(records, n)
         for record in unverified:
             self._check_form(record)
@@ -169,13 +182,23 @@ class Capture:
             elif n > 1 and not all(map(self._can_fall_back, names)):
                 return self._run_one_by_one(inputs, why)
             else:
-                self._leave_to_fallback(names, inputs, why)
+                self._leave_to_fallback(names, why)
             return self.run(inputs, reference)
         new = [record for record in fresh if record in unverified]
         compared = reference is not None or (n > 1 and new)
-        if compared and not self._agrees(found, new, inputs, reference):
+        if compared and not self._agrees(found, new, reference):
             return self.run(inputs, reference)
         return self._with_fallback(found, inputs, reference)
+
+    def forms_on(self, inputs: Inputs) -> Forms:
+        """The forms of the uses of parameters on other inputs; none for parameters whose use no rule covers."""
+        n = batch_size(inputs, "this batch")
+        if n > 1 and self._one_by_one:
+            each = [self.forms_on(take(inputs, slice(at, at + 1))) for at in range(n)]
+            return {name: set().union(*(forms[name] for forms in each)) for name in self._parameters}
+        found = self._record(inputs)
+        forms = forms_of(found.records, self._parameters)
+        return {**forms, **{name: set() for name in found.unrecorded}}
 
     def vectorizes(self, inputs: Inputs) -> bool:
         """Whether one vectorised backward pass equals one pass for each cotangent, on these inputs."""
@@ -248,7 +271,9 @@ class Capture:
         for name, gradient in found.items():
             if not bool(torch.isfinite(gradient).all()):
                 raise gradients_not_finite(f"in {name} on the first batch")
-        if unused := [name for name in self._parameters if name not in found]:
+        self.unused = [name for name in self._parameters if name not in found]
+        known = {name for block in self.blocks if block.kind != "dense" for name in block.parameters}
+        if unused := [name for name in self.unused if name not in known]:
             self._notes.append(f"the outputs of the first examples do not depend on {listing(unused)}")
         captured = self.run(inputs, reference)
         if not verify.close(captured.outputs, reference.outputs, reference.tolerance):
@@ -276,9 +301,7 @@ class Capture:
             record.layout = layout
         return unverified
 
-    def _agrees(
-        self, found: Walk, fresh: Sequence[Record], inputs: Inputs, reference: AutogradReference | None
-    ) -> bool:
+    def _agrees(self, found: Walk, fresh: Sequence[Record], reference: AutogradReference | None) -> bool:
         """Whether these gradients add up to autograd's. If so, keep the layouts; if not, parameters fall back."""
         blocks: Sequence[Block] = self.blocks
         if reference is None:
@@ -289,7 +312,7 @@ class Capture:
         tangents = tangents_of(blocks, found.outputs, found.records, reference.cotangent[None], last=False)
         wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
         if wrong:
-            if not self._leave_to_fallback(wrong, inputs):
+            if not self._leave_to_fallback(wrong):
                 raise _not_autograds(wrong)
             return False
         layouts: dict[tuple[Any, ...], list[Layout | None]] = defaultdict(list)
@@ -318,20 +341,19 @@ class Capture:
         """Whether a parameter's gradients may have no particular form."""
         return not self._fixed or any(block.alone and block.name == name for block in self.blocks)
 
-    def _leave_to_fallback(self, names: Iterable[str], inputs: Inputs, why: str = "") -> bool:
+    def _leave_to_fallback(self, names: Iterable[str], why: str = "no rule covers a use of it") -> bool:
         """Leave parameters to the functional fallback from now on; return whether any of them is new there."""
         new = sorted(name for name in names if name in self._recorded)
         for name in new:
-            reason = why or verify.uncovered_calls(self._call, self._parameters[name], inputs)
             if not self._can_fall_back(name):
                 raise UncapturedParameterError(
-                    f"expected {name} to be used as on the first batch, got another use on a later one: {reason}. Let "
+                    f"expected {name} to be used as on the first batch, got another use on a later one: {why}. Let "
                     f"the first batch have examples of every kind, or leave {name} out of the selection."
                 )
             del self._recorded[name]
-            self.fallback[name] = reason
+            self.fallback.add(name)
             self._unverified_fallback.add(name)
-            self._notes.append(f"{name}: gradients example by example, since {reason}")
+            self._notes.append(f"{name}: gradients example by example, since {why}")
         return bool(new)
 
     def _with_fallback(

@@ -81,6 +81,7 @@ class Linearization:
     passes: Passes = field(default_factory=Passes)  # passes over the training data; several processes may share them
     folds: Folds = field(default_factory=Folds)  # what is left out at once when leave-one-out chooses the ridge
     precision: Precision = "float32"  # of products
+    class_targets: Tensor | None = None  # (n, k) targets of classes as the likelihood encodes them, if all are known
     captures: list[Capture] = field(default_factory=list)  # the capture of the layers' gradients, once it is verified
 
     @property
@@ -175,13 +176,27 @@ class Linearization:
         """The selected weights, (d,)."""
         return self.selection.weights(self.dtype)
 
+    @property
+    def position_weights(self) -> Tensor | None:
+        """Weights (n, 1) of the examples, or (n, t) of their positions; `None` if all are one."""
+        if self.units is not None:
+            return self.units.weights
+        return None if self.sample_weights is None else self.sample_weights.unsqueeze(1)
+
     def unweighted(self, vectors: Tensor) -> Tensor:
         """Divide vectors (n, k) by the sample weights; zero for examples of weight zero."""
-        weights = self.sample_weights if self.units is None else self.units.weights
+        weights = self.position_weights
         if weights is None:
             return vectors
         inverse = torch.where(weights > 0, 1.0 / weights, 0.0)
-        return inverse.reshape(self.n, -1).repeat_interleave(self.k // (weights.numel() // self.n), dim=1) * vectors
+        return inverse.repeat_interleave(self.k // weights.shape[1], dim=1) * vectors
+
+    @property
+    def targets(self) -> Tensor | None:
+        """Targets (n, k) as the likelihood takes them; `None` unless it has classes or squared error."""
+        if self.class_targets is not None or not self.likelihood.squared_error:
+            return self.class_targets
+        return self.outputs + self.unweighted(self.residuals)
 
     def isometric(self, vectors: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
         """Transform vectors (n, k, ...) of some examples so that lengths and inner products are those in the outputs.
@@ -205,37 +220,33 @@ class Linearization:
         return (root * size.unsqueeze(1)).to(self.dtype)
 
     def residuals_after(self, change: Tensor) -> Tensor:
-        """(n, k) residuals after the outputs changed by `change`, multiplied by the sample weights."""
-        if self.sketch is not None:  # first order: the other outputs are not known
-            return Likelihood.residuals_after(self.likelihood, self.residuals, self.outputs, self.hessian_roots, change)
-        outputs, roots, weights = self._by_position()
-        residuals = self.unweighted(self.residuals).reshape(outputs.shape)
-        found = self.likelihood.residuals_after(residuals, outputs, roots, change.reshape(outputs.shape))
-        return (found if weights is None else weights.unsqueeze(1) * found).reshape(self.residuals.shape)
+        """(n, k) residuals after the outputs changed by `change`, multiplied by the sample weights.
+
+        Those of the new outputs for classes, and to first order for other losses.
+        """
+        roots, weights = self.hessian_roots, self.position_weights
+        if self.class_targets is None:
+            return self.residuals - (change if roots is None else (roots @ (roots.mT @ change.unsqueeze(2))).squeeze(2))
+        found = self.likelihood.residuals(*self._by_position(change, self.class_targets)).reshape(
+            self.n, -1, self.width
+        )
+        return (found if weights is None else weights.unsqueeze(2) * found).flatten(1)
 
     def log_residuals_after(self, change: Tensor) -> tuple[Tensor, Tensor]:
-        """`Likelihood.log_residuals_after` (n,) at the position where it is largest; -inf if no position counts."""
-        if self.sketch is not None:
+        """`Likelihood.log_residuals` (n,) at the position where it is largest; -inf if no position counts."""
+        if self.class_targets is None:
             found = self.unweighted(self.isometric(self.residuals_after(change))).abs().amax(1).log()
             return found, torch.zeros_like(found)
-        outputs, roots, weights = self._by_position()
-        residuals = self.unweighted(self.residuals).reshape(outputs.shape)
-        pair = self.likelihood.log_residuals_after(residuals, outputs, roots, change.reshape(outputs.shape))
+        pair = self.likelihood.log_residuals(*self._by_position(change, self.class_targets))
         first, second = (part.reshape(self.n, -1) for part in pair)
-        if weights is not None:
-            first = torch.where(weights.reshape(self.n, -1) > 0, first, -torch.inf)
+        if self.position_weights is not None:
+            first = torch.where(self.position_weights > 0, first, -torch.inf)
         best = torch.where(first == first.amax(1, keepdim=True), second, -torch.inf)
         return first.amax(1), best.amax(1)
 
-    def _by_position(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Outputs (N, k) and roots (N, k, q) of each position, without sample weights; and the weights (N,)."""
-        roots, weights = self.hessian_roots, self.sample_weights
-        if self.units is not None:
-            roots = None if roots is None else self.units.split(roots)
-            weights = None if self.units.weights is None else self.units.weights.reshape(-1)
-        if weights is not None and roots is not None:
-            roots = torch.where(weights > 0, weights.rsqrt(), 0.0).reshape(-1, 1, 1) * roots
-        return self.outputs.reshape(-1, self.width), roots, weights
+    def _by_position(self, change: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs after a change, and targets, of each position: (N, k) each."""
+        return (self.outputs + change).reshape(-1, self.width), targets.reshape(-1, self.width)
 
     def noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
         """The likelihood's noise for weighted residuals (n, k), multiplied by each example's weight.
@@ -244,16 +255,20 @@ class Linearization:
         """
         if self.sketch is not None:
             return self._sketched_noise(residuals, degrees_of_freedom)
-        outputs, roots, weights = self._by_position()
-        residuals = residuals.reshape(outputs.shape)
-        if weights is None:
+        outputs, residuals = (one.reshape(-1, self.width) for one in (self.outputs, residuals))
+        roots = self.hessian_roots
+        if self.units is not None and roots is not None:
+            roots = self.units.split(roots)
+        if self.position_weights is None:
             found = self.likelihood.noise(residuals, outputs, roots, degrees_of_freedom)
         else:
             assert roots is not None
+            weights = self.position_weights.reshape(-1)
             counted = weights > 0
             size = weights[counted].sqrt().unsqueeze(1)
             scaled = residuals[counted] / size
-            found = self.likelihood.noise(scaled, outputs[counted], roots[counted], degrees_of_freedom)
+            plain = roots[counted] / size.unsqueeze(2)
+            found = self.likelihood.noise(scaled, outputs[counted], plain, degrees_of_freedom)
             each = residuals.new_zeros(len(residuals), *found.roots.shape[1:])
             each[counted] = size.unsqueeze(2) * found.roots
             found = Noise(found.covariance, each, found.scale)
@@ -290,32 +305,30 @@ def linearize(
     """
     if columns == 0:
         columns = default_columns(network, batches)
-    dtype, units, sketch, gram = execution.dtype, None, None, None
     if columns is None:
-        outputs, residuals, roots, weights, units = _loss_derivatives(network, batches, likelihood, dtype, budget)
+        found = _loss_derivatives(network, batches, likelihood, execution.dtype, budget)
     else:
-        sketch = HessianSketch(network, likelihood, columns, seed, dtype)
-        outputs, gram, weights = _sketched_derivatives(batches, sketch)
-        residuals, roots = sketched_derivatives(outputs)
-        batches.views = sketch.views
-    given = (network, selection, batches, likelihood, outputs, residuals, roots, none_if_ones(weights))
-    running = (dtype, budget, batches.progress, execution.chunk_size)
-    return Linearization(*given, *running, units, sketch, gram, batches.passes)
+        found = _sketched_derivatives(batches, HessianSketch(network, likelihood, columns, seed, execution.dtype))
+    found["sample_weights"] = none_if_ones(found["sample_weights"])
+    found |= {"dtype": execution.dtype, "budget": budget, "chunk_size": execution.chunk_size}
+    return Linearization(
+        network, selection, batches, likelihood, **found, progress=batches.progress, passes=batches.passes
+    )
 
 
 def _loss_derivatives(
     network: Network, batches: Batches, likelihood: Likelihood, dtype: torch.dtype, budget: Budget
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Positions | None]:
-    """Outputs, residuals, roots and weights of all examples, and the positions if there are several."""
-    found: list[LossDerivatives] = []
+) -> dict[str, Any]:
+    """Fields of a `Linearization` from all outputs of all examples."""
+    parts: list[LossDerivatives] = []
     given: list[bool] = []
     checked = CheckedOutputs(network, same_positions=True)
     for number, batch in enumerate(batches.read("outputs")):
         where = f"batch {number}"
         out = checked(batch.inputs, where)
-        found.append(LossDerivatives.of(likelihood, out.to(dtype), batch, where))
+        parts.append(LossDerivatives.of(likelihood, out.to(dtype), batch, where))
         given.append(batch.weights is not None)
-        size = sum(one.roots.numel() for one in found if one.roots is not None) * found[0].outputs.element_size()
+        size = sum(one.roots.numel() for one in parts if one.roots is not None) * dtype.itemsize
         budget.require(
             3.0 * size,  # for concatenation, and for roots of the noise and leverages of the same size
             f"the Hessians of the {likelihood.name} loss for {batch.start + batch.size} training examples or more and "
@@ -328,10 +341,11 @@ def _loss_derivatives(
             f"expected the same number of outputs in every process, got {sorted(set(shapes))}. Wrap the model in a "
             "module that returns the same number of outputs for every batch."
         )
-    outputs, residuals, roots, weights, inner = _gathered(batches, found, network.device)
+    outputs, residuals, roots, weights, inner, targets = _gathered(batches, parts, network.device)
     *positions, k = shapes[0]
     units = Positions(tuple(positions), k, None if bool((inner == 1).all()) else inner) if positions else None
-    return outputs, residuals, roots, weights, units
+    found = {"outputs": outputs, "residuals": residuals, "hessian_roots": roots, "sample_weights": weights}
+    return {**found, "units": units, "class_targets": targets}
 
 
 def _of_all_processes(batches: Batches, shape: torch.Size, given: list[bool]) -> list[tuple[int, ...]]:
@@ -370,14 +384,11 @@ def default_columns(network: Network, batches: Batches) -> int | None:
     return columns
 
 
-def sketched_derivatives(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Residuals (n, c + 1) and roots (n, c + 1, c) in a sketch's coordinates, the same for every example."""
-    eye = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
-    return eye[-1].expand_as(outputs), eye[:, :-1].expand(len(outputs), -1, -1)
+def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> dict[str, Any]:
+    """Fields of a `Linearization` from a sketch, which gets labels and sizes.
 
-
-def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, inner products and weights of all examples; stores the labels and sizes in the sketch."""
+    Residuals (n, c + 1) and roots (n, c + 1, c) are the same for every example, in the sketch's coordinates.
+    """
     chunks: list[SketchedOutputs] = []
     given: list[bool] = []
     for number, whole in enumerate(batches.plain("outputs")):
@@ -390,7 +401,10 @@ def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> tuple[Tens
     padded = [chunk.padded(longest) for chunk in chunks]
     outputs, gram, weights, counted, *labels = _gathered(batches, padded, sketch.network.device)
     sketch.labels, sketch.dense, sketch.counted = Labels(*labels), bool(positions), int(counted.sum())
-    return outputs, gram, weights
+    batches.views = sketch.views
+    eye = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
+    unit = {"residuals": eye[-1].expand_as(outputs), "hessian_roots": eye[:, :-1].expand(len(outputs), -1, -1)}
+    return {"outputs": outputs, **unit, "sample_weights": weights, "sketch": sketch, "gram": gram}
 
 
 LEAST_MEMORY = 2**20  # bytes below which no fit is planned

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.backends import cudnn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -23,7 +25,7 @@ from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords,
 from whence.jacobian.rules.channels_last import fast_relu
 from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
 from whence.jacobian.views import OutputView
-from whence.runtime.model_state import without_cudnn
+from whence.runtime.model_state import settings
 
 # Largest differences of outputs, relative to the largest output: between two calls (GPUs sum in any order), between an
 # example alone and in its batch, and between machines.
@@ -99,7 +101,7 @@ class Network:
             eagerly: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
             return eagerly
         wanted = self._recurrent and self.device.type == "cuda" and torch.is_grad_enabled()
-        return without_cudnn() if wanted else nullcontext()
+        return settings(cudnn, enabled=False) if wanted else nullcontext()
 
     def check_repeatable(self, inputs: Inputs) -> list[str]:
         """Raise unless the first examples have the same outputs in two calls; return notes."""
@@ -150,6 +152,7 @@ class CheckedOutputs:
         self.network, self.same_positions = network, same_positions  # whether all batches must have the same positions
         self.shape = torch.Size()  # (..., k) of the outputs of an example in the first batch
         self.batches, self.scale = 0, 0.0
+        self._single: Inputs = None  # the inputs of the last batch of one example
 
     def __call__(self, inputs: Inputs, where: str) -> Tensor:
         """Outputs (n, ..., k) without a graph, or an error."""
@@ -168,13 +171,30 @@ class CheckedOutputs:
             )
         check_finite(outputs, "outputs of the model", where)
         self.batches += 1
-        if len(outputs) > 1 and not (self.batches > CHECKED_BATCHES and self.batches & (self.batches - 1)):
+        if not (self.batches > CHECKED_BATCHES and self.batches & (self.batches - 1)):
             flat = outputs.flatten(1)
             self.scale = max(self.scale, float(flat.abs().max()))
+            if len(flat) == 1:
+                self._check_pair(inputs, where)
+                return outputs
             at, last = int((flat - flat.mean(0)).abs().amax(1).argmax()), len(flat) - 1
             for one in (0 if at == last else last, at):
                 self._check_alone(inputs, flat, one, f"example {one} of {where}")
         return outputs
+
+    def _check_pair(self, inputs: Inputs, where: str) -> None:
+        """Run a batch of one example together with the last one of its kind, if the model takes both at once."""
+        before, self._single = self._single, inputs
+        if before is None:
+            return
+        try:
+            pair = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, before, inputs)
+            with torch.no_grad():
+                outputs = self.network(pair, where)
+        except (ValueError, TypeError, RuntimeError):  # of another form, or two are too many
+            return
+        for at in range(2):
+            self._check_alone(pair, outputs, at, f"an example of {where} or the batch before")
 
     def _check_alone(self, inputs: Inputs, outputs: Tensor, at: int, name: str) -> None:
         """Raise unless an example has the same outputs alone as in its batch, with outputs (n, k)."""
@@ -340,13 +360,10 @@ class Selection:
 
 
 def select(network: Network, choice: Choice, inputs: Inputs) -> Selection:
-    """Pick parameters of a model. Parameters with `requires_grad=False` are never picked.
+    """Pick parameters of a model that are not frozen; `inputs` show which layer runs last.
 
-    Args:
-        network: the model.
-        choice: "all"; "last_layer"; a name or a pattern such as "layer4.*" (`*` and `?`); several of them; or a
-            function of name and parameter.
-        inputs: a batch, to find the layer that runs last.
+    The choice is "all", "last_layer", a name or a pattern such as "layer4.*" (`*` and `?`), several of them, or a
+    function of name and parameter.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
@@ -406,11 +423,16 @@ def _listing(names: Iterable[str]) -> str:
     return listing(list(names), 12) or "none"
 
 
-# --- Wrapped models ---------------------------------------------------------------------------------------------------
+# --- Wrapped and sharded models ---------------------------------------------------------------------------------------
+
+
+FSDP = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # in current and in older versions of torch
 
 
 def unwrap(model: Any) -> Any:
-    """The network inside `DistributedDataParallel` or `torch.compile`; raise if it is sharded.
+    """The network inside `DistributedDataParallel` or `torch.compile`; for FSDP2, a copy with whole weights.
+
+    For a sharded model all processes must call this together: each of them gets all weights.
 
     Examples:
         >>> inner = nn.Linear(1, 1)
@@ -422,12 +444,42 @@ def unwrap(model: Any) -> Any:
     if isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
         return unwrap(compiled)
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    if any("fsdp" in kind.__module__ for module in modules for kind in type(module).__mro__):
+    kinds = {kind.__name__ for module in modules for kind in type(module).__mro__ if _is_fsdp(kind)}
+    if "FullyShardedDataParallel" in kinds:
         raise InputError(
-            "expected a model that is whole, or wrapped in DistributedDataParallel, got one that is sharded by FSDP. "
-            "Load its full state dict into a plain copy of the model, and fit that."
+            "expected a model that is whole, wrapped in DistributedDataParallel or sharded by fully_shard, got the "
+            "older FullyShardedDataParallel. Load its full state dict into a plain copy of the model, and fit that."
         )
-    return model
+    return unsharded(model, {}) if kinds else model
+
+
+def unsharded(part: Any, copies: dict[int, Any]) -> Any:
+    """A module, or a parameter, before `fully_shard`, with its weights gathered in every process; the rest is shared.
+
+    `copies` holds the copies made so far, by the identity of the original.
+    """
+    if part is None or id(part) in copies:
+        return copies.get(id(part))
+    if isinstance(part, nn.Parameter):
+        values: Any = part.detach()
+        whole = values.full_tensor() if hasattr(values, "full_tensor") else values  # of a DTensor
+        copies[id(part)] = nn.Parameter(whole, part.requires_grad)
+        return copies[id(part)]
+    kind: Any = next(one for one in type(part).__mro__ if not _is_fsdp(one))
+    found = copies[id(part)] = kind.__new__(kind)
+    found.__dict__ = {name: copy(value) if isinstance(value, dict) else value for name, value in vars(part).items()}
+    for hooks in (found._forward_pre_hooks, found._forward_hooks):
+        for key in [key for key, hook in hooks.items() if _is_fsdp(hook)]:
+            del hooks[key]
+    for children in (found._parameters, found._modules):
+        children.update({name: unsharded(one, copies) for name, one in children.items()})
+    return found
+
+
+def _is_fsdp(thing: Any) -> bool:
+    """Whether a class or a hook is one of torch's FSDP."""
+    kinds = thing.__mro__ if isinstance(thing, type) else (thing,)
+    return any(getattr(kind, "__module__", "").startswith(FSDP) for kind in kinds)
 
 
 # --- Labels of language models ----------------------------------------------------------------------------------------

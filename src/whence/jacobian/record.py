@@ -127,6 +127,13 @@ def _by_index(node: Any, n: int) -> bool:
     return any((_size(node, axis) if sizes is None else sizes[axis]) % n == 0 for axis, _ in indexed)
 
 
+def _by_matrix(node: Any, n: int) -> bool:
+    """A product with an n x n matrix, which may be a permutation of the examples."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None) or getattr(getattr(node, "_saved_self", None), "shape", None)
+    sizes = sizes or (_size(node, 0), _size(node, 1), n)  # `bmm` keeps its factors only if they are needed
+    return tuple(sizes[-2:]) == (n, n) and tuple(sizes[:-2]) in ((), (1,))
+
+
 def _size(node: Any, axis: int) -> int:
     """Size of an axis of the node's output; 0, a multiple of any n, if this version of torch does not store it."""
     known = getattr(node, "_input_metadata", None)
@@ -142,6 +149,7 @@ REORDERING: dict[str, Callable[[Any, int], bool]] = {
     **dict.fromkeys(("Take", "Put", "MaskedSelect", "MaskedScatter", "CopySlices"), lambda node, n: True),
     **dict.fromkeys(("PackPaddedSequence", "RepeatInterleave"), lambda node, n: True),
     **dict.fromkeys(("Index", "IndexPut", "IndexPutImpl"), _by_index),
+    **dict.fromkeys(("Mm", "Bmm"), _by_matrix),
     "Embedding": lambda node, n: bool(getattr(node.next_functions[0][0], "next_functions", ())),  # not of a parameter
     "Cat": lambda node, n: signed(getattr(node, "_saved_dim", 0)) == 0,
     "Stack": lambda node, n: signed(getattr(node, "_saved_dim", 0)) == 0 and len(node.next_functions) == n,
@@ -151,6 +159,18 @@ examples, or according to a check of their own."""
 
 
 # --- Blocks: which gradients are kept together, and in which form -----------------------------------------------------
+
+
+Forms = dict[str, set[Block]]  # for every parameter, the blocks that suit its uses best
+
+
+def forms_of(records: Iterable[Record], parameters: Mapping[str, Tensor]) -> Forms:
+    """The blocks that suit the uses of each parameter best; none if it is not used."""
+    forms: Forms = {name: set() for name in parameters}
+    for record in records:
+        for name, block in wanted_blocks(record, parameters):
+            forms[name].add(block)
+    return forms
 
 
 def wanted_blocks(record: Record, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Block]]:
@@ -180,15 +200,11 @@ def _form(use: Use, weight: Tracked) -> tuple[Kind, int, bool]:
     return "rows" if use.kind == "rows" and weight.transposed is False else "dense", 1, False
 
 
-def make_blocks(records: Iterable[Record], parameters: Mapping[str, Tensor]) -> tuple[Block, ...]:
+def make_blocks(forms: Forms, parameters: Mapping[str, Tensor]) -> tuple[Block, ...]:
     """Group parameters into blocks, in order. A parameter used in several forms, or not at all, is dense."""
-    wanted: dict[str, set[Block]] = {name: set() for name in parameters}
-    for record in records:
-        for name, block in wanted_blocks(record, parameters):
-            wanted[name].add(block)
     found = []
-    for name, blocks in wanted.items():
-        shared = [block for block in blocks if all(wanted[other] == {block} for other in block.parameters)]
+    for name, blocks in forms.items():
+        shared = [block for block in blocks if all(forms[other] == {block} for other in block.parameters)]
         single = {block.only(name) for block in blocks}
         dense = Block(name, (name,), (tuple(parameters[name].shape),), "dense")
         found.append(shared[0] if shared else single.pop() if len(single) == 1 else dense)

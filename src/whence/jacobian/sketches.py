@@ -134,7 +134,7 @@ class HessianSketch:
         assert isinstance(self.likelihood, Categorical)
         answers = batch.targets.unsqueeze(-1).to(self.dtype)  # one for each position
         own, sizes = (one.reshape(batch.size, -1) for one in self.likelihood.labels(batch.targets, self.dtype))
-        sizes = sizes * position_weights(batch.weights, answers, sizes.reshape(-1) > 0, where)
+        sizes = sizes * position_weights(batch.weights, answers, where)
         signs = random_signs(*self._places(batch, sizes), self.columns, self.seed).to(self.dtype)
         signs = signs * (labels.classes >= 0) * sizes.sqrt().unsqueeze(2)
         classes = torch.cat([labels.classes.clamp_min(0), own.unsqueeze(2)], dim=2)
@@ -157,9 +157,9 @@ class HessianSketch:
 
     def _by_labels(self, outputs: Tensor, batch: Batch, where: str) -> Sketched:
         assert isinstance(self.likelihood, Categorical)
-        flat = outputs.flatten(0, -2)
+        flat, weights = outputs.flatten(0, -2), position_weights(batch.weights, outputs, where).double()
         _, sizes = self.likelihood.check_labels(targets_at(batch.targets, outputs, where), flat, where)
-        weights = position_weights(batch.weights, outputs, sizes > 0, where).double()
+        weights = weights * (sizes > 0).reshape(weights.shape)
         labels = self._sampled(flat, *self._places(batch, weights)) if self.labels is None else self._known(batch)
         view = self._softmax_columns(batch, where, labels)
         return view, *view.products(outputs), weights, labels
@@ -169,14 +169,17 @@ class HessianSketch:
     def _by_signs(self, outputs: Tensor, batch: Batch, where: str) -> Sketched:
         n, k = len(outputs), outputs.shape[-1]
         shaped = outputs.double()  # exact for rounded outputs, even if very confident
-        flat = shaped.reshape(-1, k)
+        flat, weights = shaped.reshape(-1, k), position_weights(batch.weights, shaped, where)
         likelihood = self.likelihood
         targets = likelihood.check_targets(targets_at(batch.targets, outputs, where), flat, where)
         self._check_weights(batch.weights, where)
-        weights = position_weights(batch.weights, shaped, likelihood.counted(targets), where)
+        counted = likelihood.counted(targets)
+        weights = weights if counted is None else weights * counted.reshape(weights.shape)
         each = weights.reshape(-1, 1)
         residuals = (likelihood.residuals(flat, targets) * each).reshape(n, -1, 1)
-        size = weights.shape[1] * likelihood.root_sizes(flat[:1], targets[:1]).shape[1]
+        forms_root = type(likelihood).root_times is Likelihood.root_times  # others have as many columns as outputs
+        root = likelihood.hessian_root(flat[:1], targets[:1]) if forms_root else None
+        size = weights.shape[1] * (k if root is None else root.shape[2])
         mixing = self._mixing(n, size, batch.start, flat).reshape(len(flat), -1, self.columns)
         roots = likelihood.root_times(flat, targets, mixing)
         del mixing  # as large as the result

@@ -10,17 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import resolve_name
 
-from whence.data.batches import Call, Inputs
 from whence.jacobian.gradients import Kronecker, Layout, Tangent, normal_numbers
 from whence.jacobian.record import output_gradients
-from whence.jacobian.rules import READERS
-from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, Record, flat_arguments
+from whence.jacobian.rules.base import Record
 
 # --- Autograd's gradients, to compare with ----------------------------------------------------------------------------
 
@@ -133,22 +129,3 @@ def _scales(before: Tensor, after: Tensor, layout: Layout, factors: Tensor) -> b
     size = wanted.norm(dim=1)
     floor = min(100 * torch.finfo(before.dtype).eps, 1e-2) * float(size.max())
     return bool((gap <= tolerance(before.dtype, before.device) * size + floor).all())
-
-
-# --- What no rule covers, in words ------------------------------------------------------------------------------------
-
-
-def uncovered_calls(call: Call, parameter: Tensor, inputs: Inputs) -> str:
-    """Say in words what a model does with a parameter that no rule covers."""
-    names: set[str] = set()
-
-    def noted(function: Function, args: Arguments, kwargs: Keywords) -> Any:
-        out = function(*args, **kwargs)
-        uses_it = any(one is parameter for one in flat_arguments(args, kwargs))
-        if function not in READERS and uses_it and isinstance(out, (Tensor, tuple, list)):
-            names.add(resolve_name(function) or getattr(function, "__name__", repr(function)))
-        return out
-
-    with torch.no_grad(), Intercept(noted):
-        call(inputs)
-    return f"it goes into {', '.join(sorted(names))}" if names else "it is used in a way no rule covers"

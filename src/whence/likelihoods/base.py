@@ -76,34 +76,17 @@ class Likelihood(ABC):
         """A root R (n, k, q) of the loss's Hessian in the outputs, L = R R^T; `None` means the identity."""
         return None
 
-    def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
-        """Residuals after a change (n, k) of the outputs: to first order, unless a likelihood has a better formula."""
-        if roots is None:
-            return residuals - change
-        return residuals - torch.einsum("nkq,njq,nj->nk", roots, roots, change)
-
-    def log_residuals_after(
-        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Logarithms (n,) of the largest residual after a change of the outputs, and numbers (n,) that order ties.
+    def log_residuals(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Logarithms (n,) of the largest residual of each example, and numbers (n,) that order ties, for classes.
 
         Logarithms are needed because a label of which the outputs are certain has a residual below the smallest float.
         The second part orders labels whose residuals round to one.
         """
-        found = self.residuals_after(residuals, outputs, roots, change).abs().amax(1).log()
+        found = self.residuals(outputs, targets).abs().amax(1).log()
         return found, torch.zeros_like(found)
 
-    def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor | None:
-        """Targets (n, k) as `check_targets` returns them, from residuals without sample weights; `None` if unknown."""
-        return None
-
-    def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """(n, q) squared lengths of the columns of the Hessian's root R."""
-        root = self.hessian_root(outputs, targets)
-        return torch.ones_like(outputs) if root is None else root.square().sum(1)
-
     def root_times(self, outputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
-        """R v for vectors (n, q, c). With thousands of outputs, a likelihood does this without forming R."""
+        """R v for vectors (n, q, c). With thousands of outputs, a likelihood with q = k does it without forming R."""
         root = self.hessian_root(outputs, targets)
         return vectors if root is None else root @ vectors
 
@@ -169,17 +152,3 @@ def residual_degrees(numbers: int, degrees_of_freedom: float | None) -> float:
             "noise='unbiased'. Raise the ridge, or use noise='mle'."
         )
     return left
-
-
-class Classes(Likelihood):
-    """A likelihood whose outputs are logits of classes."""
-
-    has_classes: ClassVar[bool] = True
-
-    @abstractmethod
-    def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor:
-        """Targets (n, k) from residuals."""
-
-    def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
-        """The residuals of the new outputs, with the targets recovered from the residuals."""
-        return self.residuals(outputs + change, self.targets_of(residuals, outputs))

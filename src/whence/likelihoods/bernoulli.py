@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from whence.errors import InputError, ShapeError, TargetError
-from whence.likelihoods.base import Classes, shaped_as_outputs
+from whence.likelihoods.base import Likelihood, shaped_as_outputs
 from whence.likelihoods.categorical import class_weights
 
 
 @dataclass(frozen=True)
-class Bernoulli(Classes):
+class Bernoulli(Likelihood):
     """Cross-entropy of sigmoid(f), summed over outputs, with the option of `torch.nn.BCEWithLogitsLoss`.
 
     With p = sigmoid(f) and targets y the residual is y - p and the Hessian L = diag(p (1 - p)). With a weight c of the
@@ -34,6 +34,7 @@ class Bernoulli(Classes):
     """
 
     name: ClassVar[str] = "bernoulli"
+    has_classes: ClassVar[bool] = True
     pos_weight: float | Sequence[float] | Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -67,38 +68,19 @@ class Bernoulli(Classes):
 
     def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The square root of (c y + 1 - y) p (1 - p), on the diagonal."""
-        return self.root_sizes(outputs, targets).sqrt().diag_embed()
-
-    def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """(c y + 1 - y) p (1 - p)."""
-        return self._sizes(outputs, targets) * outputs.sigmoid() * (-outputs).sigmoid()
+        return self._root(outputs, targets).diag_embed()
 
     def root_times(self, outputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
         """R v, for the diagonal root R."""
-        return self.root_sizes(outputs, targets).sqrt().unsqueeze(2) * vectors
+        return self._root(outputs, targets).unsqueeze(2) * vectors
 
-    def log_residuals_after(
-        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """For targets 1 and 0, logarithms of c (1 - p') and p', from the log-odds against them, which order ties."""
-        targets, after = self.targets_of(residuals, outputs), outputs + change
-        odds = torch.where(targets == 1.0, -after, after)
-        size = self._sizes(outputs, targets)
+    def log_residuals(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """For targets 1 and 0, logarithms of c (1 - p) and p, from the log-odds against them, which order ties."""
+        odds = torch.where(targets == 1.0, -outputs, outputs)
         hard = (targets == 0.0) | (targets == 1.0)
-        found = torch.where(hard, size.log() + logsigmoid(odds), self.residuals(after, targets).abs().log())
+        logarithms = self._sizes(outputs, targets).log() + logsigmoid(odds)
+        found = torch.where(hard, logarithms, self.residuals(outputs, targets).abs().log())
         return found.amax(1), torch.where(hard, odds, 0.0).amax(1)
-
-    def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor:
-        """(n, k) y from residuals r = c y (1 - p) - (1 - y) p; exactly 0 or 1 if they are so up to rounding.
-
-        For y = 1, r is c (1 - p); for y = 0, -p. If p is certain, these are smaller than the rounding of y itself.
-        """
-        p, other, weight = outputs.sigmoid(), (-outputs).sigmoid(), self._positive(outputs)
-        near = 64.0 * torch.finfo(p.dtype).eps
-        found = (residuals + p) / (weight * other + p)
-        yes = (residuals - weight * other).abs() <= near * weight * other
-        no = (residuals + p).abs() <= near * p
-        return torch.where(yes, 1.0, torch.where(no, 0.0, found)).clamp(0.0, 1.0)
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """sigmoid(f)."""
@@ -107,6 +89,9 @@ class Bernoulli(Classes):
     def contrasts(self, outputs: Tensor) -> Tensor:
         """Each output is a separate decision, by its distance from zero: (m, k, k)."""
         return torch.where(outputs < 0, -1.0, 1.0).to(outputs.dtype).diag_embed()
+
+    def _root(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (self._sizes(outputs, targets) * outputs.sigmoid() * (-outputs).sigmoid()).sqrt()
 
     def _sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._positive(outputs) * targets + 1.0 - targets

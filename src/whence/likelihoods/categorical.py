@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
 from whence.errors import InputError, ShapeError, TargetError
-from whence.likelihoods.base import Classes, shaped_as_outputs
+from whence.likelihoods.base import Likelihood, shaped_as_outputs
 
 FEW = 256  # rows whose sums are checked for a softmax in the model
 NEAR_ONE = 1e-4  # tolerance for probabilities to sum to one, unless the precision of their dtype is larger
 
 
 @dataclass(frozen=True)
-class Categorical(Classes):
+class Categorical(Likelihood):
     """Cross-entropy of softmax(f), with the options of `torch.nn.CrossEntropyLoss`.
 
     With p = softmax(f) and targets y the residual is y - p and the Hessian L = diag(p) - p p^T. With class weights c
@@ -40,6 +40,7 @@ class Categorical(Classes):
     """
 
     name: ClassVar[str] = "categorical"
+    has_classes: ClassVar[bool] = True
     couples_outputs: ClassVar[bool] = True
     weight: Sequence[float] | Tensor | None = None
     ignore_index: int = -100
@@ -69,7 +70,7 @@ class Categorical(Classes):
         if self.label_smoothing:
             encoded = (1.0 - self.label_smoothing) * encoded + self.label_smoothing / k
         if self.weight is not None:
-            encoded = encoded * self._weights(encoded)
+            encoded = encoded * torch.as_tensor(self.weight, dtype=encoded.dtype, device=encoded.device)
         return encoded if counts is None else encoded * counts.unsqueeze(1)
 
     def check_labels(self, targets: Tensor, outputs: Tensor, where: str) -> tuple[Tensor, Tensor]:
@@ -111,65 +112,13 @@ class Categorical(Classes):
         roots = p.sqrt()
         return targets.sum(1).sqrt().reshape(-1, 1, 1) * (roots.diag_embed() - p.unsqueeze(2) * roots.unsqueeze(1))
 
-    def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor:
-        """The targets c y (n, k): a single label if the target is one up to rounding."""
-        p = outputs.softmax(1)
-        label, hard = self._labels(residuals, p)
-        single = one_hot(label, p.shape[1]) * self._weights(p)
-        return torch.where(hard.unsqueeze(1), single, residuals + self._sizes(residuals, p).unsqueeze(1) * p)
-
-    def log_residuals_after(
-        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """For a single label log(c (1 - p')), from the log-odds of all other classes against it, which order ties."""
-        p, after = outputs.softmax(1), outputs + change
-        label, hard = self._labels(residuals, p)
-        own = label.unsqueeze(1)
-        odds = after.scatter(1, own, -torch.inf).logsumexp(1) - after.gather(1, own).squeeze(1)
-        found = self._weights(p)[label].log() + logsigmoid(odds)
-        soft = self.residuals_after(residuals, outputs, roots, change).abs().amax(1).log()
-        return torch.where(hard, found, soft), torch.where(hard, odds, 0.0)
-
-    def _weights(self, like: Tensor) -> Tensor:
-        """(k,) weights of the classes."""
-        if self.weight is None:
-            return torch.ones_like(like[0])
-        return torch.as_tensor(self.weight, dtype=like.dtype, device=like.device)
-
-    def _labels(self, residuals: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """(n,) the class of each target, and whether the target is this single label: residuals are then c (e - p).
-
-        Then only the label's own residual is positive. If 1 - p rounds to zero, the label is the most probable class.
-        """
-        label = torch.where(residuals.amax(1) > 0, residuals.argmax(1), p.argmax(1))
-        weight = self._weights(p)[label].unsqueeze(1)
-        wanted = weight * (one_hot(label, p.shape[1]) - p)
-        near = 64.0 * torch.finfo(p.dtype).eps * weight.squeeze(1)
-        return label, (residuals - wanted).abs().amax(1) <= near
-
-    def _sizes(self, residuals: Tensor, p: Tensor) -> Tensor:
-        """(n,) s = sum_c c_c y_c, from residuals r = c y - s p, without dividing by numbers that vanish with p.
-
-        For classes that count, sum r / c + s sum p / c = sum y, which is one; for all others r = -s p.
-        """
-        weights = self._weights(p)
-        counts = weights > 0
-        inverse = torch.where(counts, 1.0 / weights, 0.0)
-        mass = 1.0 - self.label_smoothing * float((~counts).sum()) / len(weights)
-        found = (mass - residuals @ inverse) / (p @ inverse)
-        if not bool(counts.all()):
-            left = (p * ~counts).sum(1)
-            found = torch.where(left > torch.finfo(p.dtype).eps, -(residuals * ~counts).sum(1) / left, found)
-        return found
-
-    def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The squared lengths s p_j |e_j - p|^2."""
-        p = outputs.softmax(1)
-        squares = p.square()
-        others = (squares.sum(1, keepdim=True) - squares).clamp_min(0.0)
-        top = p.argmax(1, keepdim=True)
-        others = others.scatter(1, top, squares.scatter(1, top, 0.0).sum(1, keepdim=True))
-        return targets.sum(1, keepdim=True) * p * (_rest(p).square() + others)
+    def log_residuals(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """For a single label log(c (1 - p)), from the log-odds of all other classes against it, which order ties."""
+        weight, label = targets.max(1, keepdim=True)
+        odds = outputs.scatter(1, label, -torch.inf).logsumexp(1) - outputs.gather(1, label).squeeze(1)
+        hard = (targets > 0).sum(1) == 1
+        soft = self.residuals(outputs, targets).abs().amax(1).log()
+        return torch.where(hard, weight.squeeze(1).log() + logsigmoid(odds), soft), torch.where(hard, odds, 0.0)
 
     def root_times(self, outputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
         """The products sqrt(s) (sqrt(p) v - p sqrt(p)^T v)."""

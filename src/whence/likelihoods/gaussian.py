@@ -45,10 +45,6 @@ class Gaussian(Likelihood):
         """E = y - f(x)."""
         return targets - outputs
 
-    def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor:
-        """The targets f(x) + E."""
-        return outputs + residuals
-
     def noise(
         self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
     ) -> Noise:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, TextIO, TypeVar, get_args
 
@@ -94,19 +94,6 @@ def checked_execution(given: Any) -> Execution:
             "chunk_size, max_memory, dtype or another of its options."
         )
     return given or Execution()
-
-
-def by_one_process(execution: Execution | None) -> Execution:
-    """The same with "auto" replaced by `False`, for calls that the other processes do not make.
-
-    Examples:
-        >>> by_one_process(Execution(chunk_size=5))
-        Execution(chunk_size=5, ..., distributed=False)
-        >>> by_one_process(Execution(distributed=30)).distributed
-        30
-    """
-    execution = checked_execution(execution)
-    return replace(execution, distributed=False) if execution.distributed == "auto" else execution
 
 
 class Chunks:
@@ -253,10 +240,8 @@ class Progress:
         self.enabled = enabled
         self._stream = stream
 
-    def track(
-        self, items: Iterable[T], label: str, total: int | None = None, tokens: Callable[[T], int] = lambda _: 0
-    ) -> Iterator[T]:
-        """Yield `items` and show the progress, with `tokens` a second if there are any.
+    def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+        """Yield `items` and show the progress, with tokens a second if items have `tokens`.
 
         Examples:
             >>> list(Progress(enabled=False).track([1, 2], "counting"))
@@ -269,14 +254,13 @@ class Progress:
         interactive = stream.isatty()
         pause = 0.1 if interactive else 10.0
         start = shown_at = time.monotonic()
-        shown, read = False, 0
+        shown, tokens = False, 0
         try:
             for done, item in enumerate(items, start=1):
-                read += tokens(item)
                 yield item
-                now = time.monotonic()
+                now, tokens = time.monotonic(), tokens + getattr(item, "tokens", 0)
                 if now - start > 1.0 and now - shown_at > pause:
-                    line = describe(label, done, total, now - start, read)
+                    line = describe(label, done, total, now - start, tokens)
                     stream.write(f"\r\x1b[2K{line}" if interactive else f"{line}\n")
                     stream.flush()
                     shown, shown_at = True, now

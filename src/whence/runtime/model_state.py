@@ -184,14 +184,16 @@ def plain_kernels() -> Iterator[None]:
 
 
 @contextmanager
-def without_cudnn() -> Iterator[None]:
-    """Disable cuDNN: its recurrent networks can be differentiated only in training mode."""
-    before = cudnn.enabled
-    cudnn.enabled = False
+def settings(owner: Any, **wanted: Any) -> Iterator[None]:
+    """Set attributes of an object, such as those of `torch.backends.cudnn`, and restore them afterwards."""
+    before = {name: getattr(owner, name) for name in wanted}
     try:
+        for name, value in wanted.items():
+            setattr(owner, name, value)
         yield
     finally:
-        cudnn.enabled = before
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 @contextmanager
@@ -205,13 +207,10 @@ def rounded_products(allowed: bool | None) -> Iterator[None]:
         ...     print(torch.backends.cuda.matmul.allow_tf32)
         False
     """
-    before = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32
-    wanted = before[0] if allowed is None else allowed
-    torch.backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = wanted
-    try:
+    products = torch.backends.cuda.matmul
+    wanted = products.allow_tf32 if allowed is None else allowed
+    with settings(products, allow_tf32=wanted), settings(cudnn, allow_tf32=wanted):
         yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from torch.torch_version import TorchVersion
 from whence.errors import InputError, ProcessError, first_line
 
 TIMEOUT = 1800.0  # seconds that processes wait for each other by default
-SMALL = 2**16  # tensors with fewer numbers are summed together in one operation
 BRACKETS = re.compile(r"^\[[^\]]*\]\s*")  # the source location at the start of gloo's errors
 # Time for the threads of a group to release the last tensors before it is destroyed. Before torch's pull request
 # 154976, of June 2025, a group is destroyed while holding Python's lock, which these threads need: a deadlock.
@@ -65,16 +64,8 @@ class ProcessGroup:
         if self.alone:
             return
         self.all_gather_object(what)
-        small = [one for one in tensors if one.numel() < SMALL]
-        for kind in dict.fromkeys((one.dtype, one.device) for one in small):
-            alike = [one for one in small if (one.dtype, one.device) == kind]
-            joined = torch.cat([one.reshape(-1) for one in alike])
-            self._run(dist.all_reduce, joined, what)
-            for one, part in zip(alike, joined.split([one.numel() for one in alike]), strict=True):
-                one.copy_(part.reshape(one.shape))
         for one in tensors:
-            if one.numel() >= SMALL:
-                self._run(dist.all_reduce, one, what)
+            self._run(dist.all_reduce, one, what)
 
     def broadcast(self, tensors: Sequence[Tensor], owner: int, what: str) -> None:
         """Replace tensors by those of one process."""
