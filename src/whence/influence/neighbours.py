@@ -10,10 +10,11 @@ With the kernel k(x, x') = exp((similarity - 1) / bandwidth), the prediction at 
 
     a = (K + I)^-1 k(x) = k(x) - U diag(s / (s + 1)) U^T k(x)
 
-with the eigenvalues s and eigenvectors U of K, of which the leading ones suffice. A training example without itself has
-a_i = -[(K + I)^-1]_ij / [(K + I)^-1]_jj. Labels count with weights a_i^2, as in the variance of this prediction. The
-scatter of all examples whitens. How far an input is from the examples is measured with their scatter around the mean of
-the same answer instead, so that directions in which inputs with the same answer hardly differ count more.
+with the eigenvalues s and eigenvectors U of K, of which the leading ones suffice for networks. A training example without
+itself has a_i = -[(K + I)^-1]_ij / [(K + I)^-1]_jj. Labels count with weights a_i^2, as in the variance of this
+prediction. The scatter of all examples whitens. How far an input is from the examples is measured with their scatter
+around the mean of the same answer instead, so that directions in which inputs with the same answer hardly differ count
+more.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ SAME = 1e-3  # smallest distance between inputs on a sphere of radius one
 # The bandwidth is so many times the median of how unlike, 1 - similarity, the last of an example's neighbours is; and
 # its lower bound.
 WIDTH, LEAST_BANDWIDTH = 3.0, 1e-4
-# Leading eigenvectors of the kernel matrix that the regression uses. On 2,400 images the averages of squares have a
-# correlation of at least .9995 with those by all eigenvectors.
+# Leading eigenvectors of the kernel matrix that the regression uses for networks. On 2,400 images the averages of
+# squares have a correlation of at least .9995 with those by all eigenvectors. Similarities of leaves are coarser and need
+# all of them.
 RANK = 128
 COMPARED_AT_ONCE = 2**24  # numbers (pairs of inputs and training examples) that are computed at once
 OUTPUTS = "outputs"
@@ -275,6 +277,7 @@ class Neighbours:
         if isinstance(fitted.problem.network.model, LeafSum):
             around = apart = LeafView(torch.cat([layers["leaves"] for _, layers in parts]))
             names: tuple[str, ...] = ("leaves",)
+            rank = len(index)
         else:
             layers = joined_layers([layers for _, layers in parts])
             first = next(iter(layers))
@@ -283,7 +286,7 @@ class Neighbours:
             }
             units = {name: pair[0].unit(layers[name]) for name, pair in whitened.items()}
             weights = layer_weights(units, outputs, answers)
-            names = tuple(weights)
+            names, rank = tuple(weights), RANK
             views = [{name: (whitened[name][at], weight**0.5) for name, weight in weights.items()} for at in (0, 1)]
             around, apart = (LayerView(view, unit_rows(view, layers)) for view in views)
         similar = around.similarities(around.known)
@@ -293,7 +296,7 @@ class Neighbours:
         if values.shape[1]:
             unlike = 1.0 - values[:, min(count, values.shape[1]) - 1]
             bandwidth = max(WIDTH * float(unlike.median()), bandwidth)
-        sizes, vectors = (some[..., -RANK:].to(values) for some in eigh(((similar - 1.0) / bandwidth).double().exp()))
+        sizes, vectors = (some[..., -rank:].to(values) for some in eigh(((similar - 1.0) / bandwidth).double().exp()))
         found = cls(index, around, apart, names, nearest, bandwidth, vectors, sizes / (sizes + 1.0))
         return found, outputs, answers
 
