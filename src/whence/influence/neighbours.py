@@ -10,8 +10,8 @@ With the kernel k(x, x') = exp((similarity - 1) / bandwidth), the prediction at 
 
     a = (K + I)^-1 k(x) = k(x) - U diag(s / (s + 1)) U^T k(x)
 
-with the eigenvalues s and eigenvectors U of K, of which the leading ones suffice for networks. A training example without
-itself has a_i = -[(K + I)^-1]_ij / [(K + I)^-1]_jj. Labels count with weights a_i^2, as in the variance of this
+with the eigenvalues s and eigenvectors U of K, of which the leading ones suffice for networks. A training example
+without itself has a_i = -[(K + I)^-1]_ij / [(K + I)^-1]_jj. Labels count with weights a_i^2, as in the variance of this
 prediction. The scatter of all examples whitens. How far an input is from the examples is measured with their scatter
 around the mean of the same answer instead, so that directions in which inputs with the same answer hardly differ count
 more.
@@ -54,8 +54,8 @@ SAME = 1e-3  # smallest distance between inputs on a sphere of radius one
 # its lower bound.
 WIDTH, LEAST_BANDWIDTH = 3.0, 1e-4
 # Leading eigenvectors of the kernel matrix that the regression uses for networks. On 2,400 images the averages of
-# squares have a correlation of at least .9995 with those by all eigenvectors. Similarities of leaves are coarser and need
-# all of them.
+# squares have a correlation of at least .9995 with those by all eigenvectors. Similarities of leaves are coarser and
+# need all of them.
 RANK = 128
 COMPARED_AT_ONCE = 2**24  # numbers (pairs of inputs and training examples) that are computed at once
 OUTPUTS = "outputs"
