@@ -44,7 +44,8 @@ def run(progress: Progress, items: Any, total: int | None = None) -> list[int]:
 
 def test_texts_have_tokens_a_second(work: Any) -> None:
     stream = Stream(True)
-    list(Progress(True, stream).track(work(2, 2.0), "curvature, batch", 2, lambda _: 500))
+    texts = (SimpleNamespace(tokens=500) for _ in work(2, 2.0))
+    list(Progress(True, stream).track(texts, "curvature, batch", 2))
     assert "batch 2 of 2, 4 s, 0 s left, 250 tokens a second" in stream.getvalue()
 
 

@@ -91,6 +91,9 @@ def test_measures_of_one_network():
     torch.manual_seed(0)
     network = torch.nn.Linear(13, 3)
     found = traced(network, Data(known.inputs, known.targets), asked.inputs, "exact")
-    assert found.measures["supported noise"] <= found.measures["disagreement"] <= 1
-    assert 0 < found.measures["leverage"] < 1
+    assert found.measures["supported noise"] <= found.measures["noise"] <= 1
     assert found.predicted.shape == (36,)
+    x, z = (torch.cat([some.inputs, torch.ones(len(some), 1)], 1).double() for some in (known, asked))
+    ridge = 0.1 * x[:20].square().sum(1).mean()
+    by_hand = (z @ torch.linalg.inv(x.T @ x + ridge * torch.eye(14)) * z).sum(1)
+    assert found.measures["variance"] == pytest.approx(float(by_hand.mean()), rel=1e-4)
