@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from whence.data.batches import Inputs, combine
+from whence.data.batches import combine
 from whence.display import Column, Shown, Table, count, listing, number, numbers, places, rows_shown
 from whence.errors import InputError, shortly
 from whence.likelihoods import Likelihood
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 
 
 MAX_OUTPUTS = 64  # most outputs with covariances; for more outputs, only variances are computed, this many at a time
-
-
-def check_level(given: Any) -> None:
-    """Raise unless a level lies between zero and one."""
-    if not isinstance(given, Real) or not 0.0 < float(given) < 1.0:
-        raise InputError(f"expected a level between 0 and 1, got {shortly(given)}. For 95 % pass 0.95.")
 
 
 @dataclass(frozen=True)
@@ -211,7 +205,9 @@ class Uncertainty(Shown):
 
         These bound f(x) itself. A new observation has its own noise in addition.
         """
-        check_level(level)
+        given: Any = level  # might be the name of an estimator
+        if not isinstance(given, Real) or not 0.0 < level < 1.0:
+            raise InputError(f"expected a level between 0 and 1, got {shortly(given)}. For 95 % pass 0.95.")
         reach = NormalDist().inv_cdf(0.5 + level / 2) * self.variance(estimator).sqrt()
         return self.mean - reach, self.mean + reach
 
@@ -338,9 +334,9 @@ def _missing(values: Tensor) -> float:
     return float("nan") if values.is_floating_point() else -1
 
 
-def without_padding(u: Uncertainty, inputs: Inputs) -> Uncertainty:
+def without_padding(u: Uncertainty, inputs: Mapping[str, Any]) -> Uncertainty:
     """Set positions marked as padding in the inputs' "attention_mask" to NaN, or to -1 for positions of outputs."""
-    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    mask = inputs.get("attention_mask")
     shape = u.mean.shape[:-1]
     if not isinstance(mask, Tensor) or mask.shape != shape or len(shape) == 1:
         return u

@@ -25,6 +25,7 @@ from whence.influence.explanation import explain
 from whence.influence.fitted import (
     Fitted,
     check_count,
+    check_level,
     check_same,
     check_ungrouped,
     check_variances,
@@ -39,7 +40,7 @@ from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
 from whence.jacobian.views import SelectedOutputs
 from whence.likelihoods import Likelihood
-from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, check_level, join, without_padding
+from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, join, without_padding
 from whence.trust import Trust, assess
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Tracer(Fitted):
             else:
                 found = self._chosen_outputs(inputs, where, choice, at_once)
             check_variances(self.problem, {**found.variances, **found.covariances}, where, inputs)
-            return without_padding(found, inputs)
+            return without_padding(found, inputs) if isinstance(inputs, Mapping) else found
 
         parts = for_each_batch(self, x, predict_batch, plain=choice is not None)
         found = parts[0] if len(parts) == 1 else join(parts)

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import numpy
@@ -145,6 +145,12 @@ def leave_one_out_leverage(fitted: Fitted) -> Tensor:
     roots, hats = hat_roots(hat_blocks(blocks, fitted.problem.hessian_roots), fitted.problem.hessian_roots)
     pulled = blocks @ roots
     return blocks + pulled * POLICIES["exact"].inflation(hats).unsqueeze(1) @ pulled.mT
+
+
+def check_level(given: Any) -> None:
+    """Raise unless a level lies between zero and one."""
+    if not isinstance(given, Real) or not 0.0 < float(given) < 1.0:
+        raise InputError(f"expected a level between 0 and 1, got {shortly(given)}. For 95 % pass 0.95.")
 
 
 def check_count(given: Any, name: str, instead: str = "", least: int = 1) -> None:

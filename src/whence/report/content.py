@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, ShapeError
-from whence.influence.fitted import Fitted, check_count, check_ungrouped, using_model
+from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped, using_model
 from whence.influence.intervals import Intervals
 from whence.influence.training import WrongLabels, wrong_labels
 from whence.jacobian.leaves import LeafSum
@@ -20,7 +20,6 @@ from whence.report.charts import charts
 from whence.report.inputs import as_pair, show_inputs
 from whence.report.task import UNKNOWN, Examples, Predictions, TrainingLabels, rows_of_trees
 from whence.report.traced import actions, trace
-from whence.results import check_level
 from whence.trust import Trust, trust_of_fit
 
 TITLE = "How uncertain are these predictions, and why?"

@@ -26,7 +26,7 @@ from whence.linalg import largest
 from whence.runtime.model_state import rounded_products
 from whence.trust import checks
 from whence.trust.checks import FINE, Check, Trust, fold_change, if_solved, level_of, worst
-from whence.trust.gradients import missed_gradients
+from whence.trust.without_solves import checks_without_solves
 
 ITERATIONS = 1000  # most iterations of an exact solve
 PARTS = ("the sample", "exact steps", "exact variances")  # shown in the progress line
@@ -62,30 +62,9 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
                 _check_variances(ours, exact, second.residual),
                 _check_loo_residuals(fitted, deletions, steps, first.residual),
                 *_check_steps(first, drawn, deletions, steps, errors),
-                *_checks_without_solves(fitted, steps.degrees_of_freedom if solved else None),
+                *checks_without_solves(fitted, steps.degrees_of_freedom if solved else None),
             )
     return Trust(found, len(errors), time.monotonic() - start)
-
-
-def trust_of_fit(fitted: Fitted) -> Trust:
-    """What a fit shows of itself: the structure's own step, degrees of freedom, leverages, and gradients it misses.
-
-    Standard errors are the typical one of training predictions: noise times the root of degrees of freedom per number.
-    """
-    problem, recentered = fitted.problem, fitted.loo.recenter
-    change = problem.isometric(times_hessian(fitted.step.change, problem.hessian_roots))
-    noise = float(problem.isometric(fitted.meats.roots["hec0"]).square().sum())
-    error = noise * min(fitted.bread.degrees_of_freedom / max(problem.numbers, 1), 1.0)
-    in_errors = (float(change.square().sum()) / error) ** 0.5 if error > 0 and not recentered else 0.0
-    factor = 1.0 if recentered else checks.factor_after_step(fitted, fitted.step.change)
-    trees = isinstance(problem.network.model, LeafSum)
-    stationarity = checks.stationarity(fitted.step.relative, in_errors, factor, recentered, far=True, trees=trees)
-    return Trust((stationarity, *_checks_without_solves(fitted)))
-
-
-def _checks_without_solves(fitted: Fitted, freedom: Tensor | None = None) -> tuple[Check, ...]:
-    own = checks.degrees_of_freedom(fitted, freedom), checks.leverage(fitted)
-    return *own, *checks.hessian_columns(fitted), *missed_gradients(fitted)
 
 
 def _structure_variances(fitted: Fitted, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
-"""Whether a fit sees the gradients that HeC3 consists of, on a sample of training examples.
+"""What a fit shows of itself: checks that solve nothing, so that every fit makes them.
 
-Where a network is certain of a wrong label there is almost no curvature. A core, which follows the curvature, then
-misses the gradient of that label, and an eigenbasis is not made for it: its directions there are rounding errors.
+One of them asks whether a fit sees the gradients that HeC3 consists of, on a sample of training examples. Where a
+network is certain of a wrong label there is almost no curvature. A core, which follows the curvature, then misses the
+gradient of that label, and an eigenbasis is not made for it: its directions there are rounding errors.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import working_precision
+from whence.curvature.base import times_hessian
 from whence.curvature.core import LARGEST_SAMPLE, SAMPLES, affordable_sample
 from whence.curvature.leaves import LeafFeatures
 from whence.curvature.primal import FittedPrimal, Projected
@@ -21,8 +23,10 @@ from whence.curvature.spectral import FittedSpectral
 from whence.data.batches import Inputs, take
 from whence.influence.fitted import Fitted, evenly_spaced, training_examples
 from whence.jacobian.jacobian import Jacobian
+from whence.jacobian.leaves import LeafSum
 from whence.runtime.memory import is_full
-from whence.trust.checks import Check, judged, level_of, not_checked
+from whence.trust import checks
+from whence.trust.checks import Check, Trust, judged, level_of, not_checked
 
 # Estimated shares of HeC3 within a core. A sample is rough: it gave .90 to 1.00 if the true share was .97 or more,
 # .72 for .94, .36 for .55, and .40, .13 and .08 for .08, .05 and .04, where the network was certain of wrong labels.
@@ -31,6 +35,28 @@ INSIDE = (0.7, 0.35)
 # it was .42 to 1.02, with HeC3 .57 to 6.6 times the exact one; on others .006 to .26, with HeC3 .01 to .27 times.
 DIAGONAL = (0.4, 0.15)
 MOST_OUTPUTS = 32  # gradients are not checked with more outputs: each source takes a backward pass for each
+
+
+def trust_of_fit(fitted: Fitted) -> Trust:
+    """What a fit shows of itself: the structure's own step, degrees of freedom, leverages, and gradients it misses.
+
+    Standard errors are the typical one of training predictions: noise times the root of degrees of freedom per number.
+    """
+    problem, recentered = fitted.problem, fitted.loo.recenter
+    change = problem.isometric(times_hessian(fitted.step.change, problem.hessian_roots))
+    noise = float(problem.isometric(fitted.meats.roots["hec0"]).square().sum())
+    error = noise * min(fitted.bread.degrees_of_freedom / max(problem.numbers, 1), 1.0)
+    in_errors = (float(change.square().sum()) / error) ** 0.5 if error > 0 and not recentered else 0.0
+    factor = 1.0 if recentered else checks.factor_after_step(fitted, fitted.step.change)
+    trees = isinstance(problem.network.model, LeafSum)
+    stationarity = checks.stationarity(fitted.step.relative, in_errors, factor, recentered, far=True, trees=trees)
+    return Trust((stationarity, *checks_without_solves(fitted)))
+
+
+def checks_without_solves(fitted: Fitted, freedom: Tensor | None = None) -> tuple[Check, ...]:
+    """The checks of every fit; `freedom` are estimates of the degrees of freedom, if solves gave any."""
+    own = checks.degrees_of_freedom(fitted, freedom), checks.leverage(fitted)
+    return *own, *checks.hessian_columns(fitted), *missed_gradients(fitted)
 
 
 def missed_gradients(fitted: Fitted) -> Iterator[Check]:
