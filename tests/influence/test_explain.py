@@ -13,6 +13,7 @@ import scipy.linalg
 import torch
 from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
 
 import networks
 import oracles
@@ -58,7 +59,7 @@ def test_an_input_is_as_unusual_as_its_rank_among_training_examples() -> None:
     usual = calibration(
         ordinary=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64),
         noisy=torch.tensor([0.0, 1.0], dtype=torch.float64),
-        distances=Distances(one, Typical(one, 1.0), Typical(one, 1.0)),
+        distances=Distances(one, Typical(one, one[0], 1.0), Typical(one, one[0], 1.0)),
     )
     remote = torch.tensor([0.5, 2.0, 2.5, 9.0, -1.0], dtype=torch.float64)
     quiet, no = torch.full_like(remote, math.nan), torch.zeros(5, dtype=torch.bool)
@@ -713,3 +714,32 @@ def test_an_answer_that_no_training_example_has_is_scarce(generator: torch.Gener
     tracer = fit(model, [(seen, labels)], likelihood="categorical", ridge=1.0)
     found = tracer.explain(torch.tensor([[0.0, 3.0]], dtype=torch.float64))
     assert found.verdicts == ("scarce data",)
+
+
+class SequenceFirst(nn.Module):
+    """A layer that sees positions along the first axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.inner(x.transpose(0, 1)).tanh().mean(0))
+        return found
+
+
+def test_as_many_positions_as_examples_in_a_batch_are_no_examples() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 8, 3, dtype=torch.float64), torch.randint(0, 2, (40,))
+    model = SequenceFirst().double().eval()
+    found = []
+    for size in (8, 20):
+        batches = list(zip(x.split(size), y.split(size), strict=True))
+        tracer = whence.fit(
+            model, batches, likelihood="categorical", parameters="head.*", ridge=1.0, structure="exact", progress=False
+        )
+        found.append(tracer.explain(x[:8]))
+    torch.testing.assert_close(found[0].scarcity, found[1].scarcity)
+    torch.testing.assert_close(found[0].noise, found[1].noise)
+    near = tracer.explain(x[:1], examples=[0], top=40).near
+    assert sorted(near[0].tolist()) == list(range(1, 40))

@@ -167,7 +167,7 @@ class LayerGradients:
             capture = problem.captures[0]
             self.notes, sizes = list(capture.notes), LayerSizes(capture.blocks, *self._measure(capture, few))
         self.sizes = sizes
-        # the cotangents and gradients of a small training set; `None` if nothing is cached
+        # the cotangents and gradients of a small training set, none before its first pass; `None` if it is not cached
         self._cache: tuple[Tensor, list[LayerChunk]] | None = None
 
     @property

@@ -35,7 +35,7 @@ class SpectralStructure(AdditiveStructure):
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
         """Passes for the bases and the eigenvalues, and one for the leverages."""
-        assert ridge is not None  # leave-one-out needs true leverages
+        assert ridge is not None  # "loo" is refused before: it needs true leverages
         gradients = LayerGradients(problem)
         notes, noise = list(gradients.notes), noise_covariance(problem)
         with gradients.cached():
@@ -71,13 +71,13 @@ class EKFAC(SpectralStructure):
     """Kronecker eigenbasis with corrected eigenvalues: the paper's scaling to deep networks.
 
     Args:
+        tolerance: share of the homoscedastic variance that may lie outside the leading directions of the eigenbasis.
+            Leading directions have an eigenvalue each; the others share their mean. Zero keeps all directions.
         meat: basis of the meats of HeC0, HeC2 and HeC3. "two_bases" gives them their own eigenbasis among the leading
             directions of each layer (the paper's appendix); "one_basis" takes them as diagonal in the curvature's.
         basis: how to find the basis of a layer that is used at several positions: from "gradients" of whole examples,
             summed over positions, or from single "positions", as in KFAC.
         corner: number of leading directions on each side of a layer that "two_bases" rotates; `None` for all.
-        tolerance: share of the homoscedastic variance that may lie outside the leading directions of the eigenbasis.
-            Leading directions have an eigenvalue each; the others share their mean. Zero keeps all directions.
 
     Examples:
         >>> import torch, whence
@@ -101,6 +101,8 @@ class EKFAC(SpectralStructure):
             if getattr(self, name) not in allowed:
                 wanted = ", ".join(map(repr, allowed))
                 raise InputError(f"expected EKFAC's {name} to be one of {wanted}, got {getattr(self, name)!r}.")
+        if not 0.0 <= self.tolerance < 1.0:
+            raise InputError(f"expected EKFAC's tolerance to be at least 0 and below 1, got {self.tolerance!r}.")
         if self.corner is not None and self.corner < 1:
             raise InputError(f"expected EKFAC's corner to be at least 1 or None, got {self.corner!r}.")
 

@@ -2,9 +2,9 @@
 
 Noise: every training example has a square that says how much its label contradicts the others (`label_squares`). Around
 an input squares are averaged, with the weights of `Neighbours.weights`. Such an average is shrunk towards that of the
-whole data set; the squares of training examples, given the averages around them, correct it (`Expected`). If the noise
-were the same everywhere, the squares v could be shuffled among the examples. The shuffled average has mean mean(v) and
-variance var(v) (sum w^2 - 1 / n). A gamma distribution with these moments gives the p-value.
+whole data set; the squares of training examples, given the averages around them, correct it (`IsotonicRegression`). If
+the noise were the same everywhere, the squares v could be shuffled among the examples. The shuffled average has mean
+mean(v) and variance var(v) (sum w^2 - 1 / n). A gamma distribution with these moments gives the p-value.
 
 Scarcity: the distance of an input from the training examples is compared with those of training examples, each from the
 others (`Distances`). An input is unusual if few ordinary examples are as scarce, or have as ambiguous answers. Examples
@@ -27,8 +27,8 @@ from whence.influence.fitted import Fitted
 from whence.influence.neighbours import CANDIDATES, Neighbours
 from whence.jacobian.leaves import LeafSum
 
-# Labels, and targets of a regression, are called noisy if their squared leave-one-out error is this many times the
-# average of the data set. Half of all targets may be noisy: then they have at most twice the average.
+# Labels, and targets of a regression (the second number), are called noisy if the square expected around them is this
+# many times the average of the data set. If half of all targets are noisy, theirs is at most twice the average.
 NOISIER, NOISIER_TARGETS = 2.5, 1.5
 # For classes that limit is at least the first, and at most the second or one minus the average: labels are not called
 # noisy if two of them differ in less than a tenth of all pairs.
@@ -37,9 +37,9 @@ SAME_PLACE = 1e-5  # averages of squares with a smaller relative difference are 
 MOST_CERTAIN = 0.999  # upper bound of the noise when odds are computed
 # A scarcity below the first is not unusual, and neither is an answer if two labels drawn from the network's own
 # probabilities differ in a smaller share of cases than the second.
-LEAST_EXCESS, LEAST_AMBIGUITY = 1.05, 0.1
-# Weight in the scarcity, beside the distance, of the distance relative to that of the examples around; and of scarcity
-# beside noise in the source. All are in standard deviations, but noise in log-odds.
+LEAST_SCARCITY, LEAST_AMBIGUITY = 1.05, 0.1
+# A half, twice: the weight in the scarcity of the local score (the distance relative to those of the nearest examples),
+# beside that of the distance itself; and the weight of scarcity, in standard deviations, beside noise in the source.
 BESIDE = 0.5
 FEW = 20  # the median of so many examples with the same answer counts as much as that of all examples
 # The spread of logarithms is the distance of this quantile from their median, and at least the second number: one
@@ -61,10 +61,10 @@ class Calibration:
 
     neighbours: Neighbours  # the s training examples that inputs are compared with
     squares: Tensor  # (s,) how often two labels differ at each of them, or the squared error of a regression
-    nearby: Expected  # squares expected for averages around an input
+    nearby: IsotonicRegression  # squares expected for averages around an input
     # Squares expected for ambiguities of the network's answers; `None` if these do not count, because they are no
     # probabilities of classes, or those of trees, whose splits have learned the labels.
-    answered: Expected | None
+    answered: IsotonicRegression | None
     limit: float  # expected squares above which labels are called noisy
     noise_limit: float  # the same for `Explanation.noise`
     distances: Distances
@@ -94,8 +94,8 @@ class Calibration:
         itself = torch.arange(len(index), device=index.device)
         weights = neighbours.weights(neighbours.around.similarities(neighbours.around.known), itself).to(squares)
         average = weights @ squares if len(index) > 1 else squares
-        nearby = Expected.of(average, squares)
-        expected = nearby.at(average)
+        nearby = IsotonicRegression.fit(average, squares)
+        expected = nearby.predict(average)
         limit = limit_for_classes(squares) if codes is not None else NOISIER_TARGETS * float(squares.mean())
         noise_limit = limit if codes is not None else unit * limit**0.5
         agreeing = expected <= limit
@@ -107,8 +107,8 @@ class Calibration:
         answered = ambiguities = None
         if fitted.problem.likelihood.has_classes and not isinstance(fitted.problem.network.model, LeafSum):
             ambiguity = predicted_probability(fitted, outputs, codes, index)[1]
-            answered, ambiguities = Expected.of(ambiguity, squares), ambiguity[ordinary].sort().values
-            noise = (expected.clamp_max(1.0) * answered.at(ambiguity).clamp_max(1.0)).sqrt()
+            answered, ambiguities = IsotonicRegression.fit(ambiguity, squares), ambiguity[ordinary].sort().values
+            noise = (expected.clamp_max(1.0) * answered.predict(ambiguity).clamp_max(1.0)).sqrt()
             noise_limit = limit_for_classes(noise)
             noisy = noisy & (noise > noise_limit)
 
@@ -137,7 +137,7 @@ class Calibration:
 
     def expected_square(self, average: Tensor) -> Tensor:
         """(m,) squares expected for these averages; at most one for classes."""
-        found = self.nearby.at(average)
+        found = self.nearby.predict(average)
         return found.clamp_max(1.0) if self.classes else found
 
     def in_unit(self, square: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class Calibration:
         """(m,) noise, from expected squares (m,) and the ambiguity of the network's answers (m,)."""
         if self.answered is None:
             return self.in_unit(square)
-        return (square * self.answered.at(ambiguity).clamp_max(1.0)).sqrt()
+        return (square * self.answered.predict(ambiguity).clamp_max(1.0)).sqrt()
 
     def noise_p(self, average: Tensor, effective: Tensor) -> Tensor:
         """(m,) how often shuffled squares would give an average at least as large, over effective numbers (m,)."""
@@ -167,13 +167,13 @@ class Calibration:
         return at_answers(self.rare, answers, torch.ones_like(self.rare[0]))
 
     def scarcity(self, remote: Tensor) -> Tensor:
-        """(m,) distances in units of the typical one, from scores (m,) by `Distances.excess`."""
+        """(m,) scores (m,) of `Distances.excess` as factors: 1 is typical, twice the distance is 2 or more."""
         return (self.distances.typical.spread * remote).exp()
 
     def scarcity_limit(self, level: float) -> float:
         """The scarcity that this share of ordinary training examples does not exceed; with two tests, a larger one."""
         level = level if self.ambiguities is None else (1.0 + level) / 2.0
-        return max(float(self.scarcity(self.ordinary.quantile(level))), LEAST_EXCESS)
+        return max(float(self.scarcity(self.ordinary.quantile(level))), LEAST_SCARCITY)
 
     def ambiguity_limit(self, level: float) -> float:
         """The same for ambiguities; one, which none reaches, if these do not count."""
@@ -187,14 +187,14 @@ class Calibration:
         Elsewhere of ordinary ones, by scores (m,) of `Distances.excess` or by the ambiguity of the answers (m,). These
         are two tests, so the smaller share counts twice (Bonferroni).
         """
-        share = share_as_large(self.ordinary, remote).masked_fill(self.scarcity(remote) < LEAST_EXCESS, 1.0)
+        share = empirical_p_value(self.ordinary, remote).masked_fill(self.scarcity(remote) < LEAST_SCARCITY, 1.0)
         if self.ambiguities is not None:
-            undecided = share_as_large(self.ambiguities, ambiguity).masked_fill(ambiguity < LEAST_AMBIGUITY, 1.0)
+            undecided = empirical_p_value(self.ambiguities, ambiguity).masked_fill(ambiguity < LEAST_AMBIGUITY, 1.0)
             share = (2.0 * torch.minimum(share, undecided)).clamp_max(1.0)
-        return torch.where(noisy, share_as_large(self.noisy, remote), share)
+        return torch.where(noisy, empirical_p_value(self.noisy, remote), share)
 
     def source(self, noise: Tensor, remote: Tensor, level: float) -> Tensor:
-        """(m,) how far noise is above its limit, minus how far scarcity is above its own."""
+        """(m,) how far noise is above its limit, minus half of how far scarcity is above its own."""
         beyond = remote - math.log(self.scarcity_limit(level)) / self.distances.typical.spread
         both = torch.stack([noise, torch.full_like(noise, self.noise_limit)]).clamp_min(torch.finfo(noise.dtype).tiny)
         scale = both.clamp_max(MOST_CERTAIN).logit() if self.classes else 2.0 * both.log()
@@ -270,9 +270,11 @@ def rare_classes(labels: Tensor) -> Tensor:
     Examples:
         >>> rare_classes(torch.tensor([0] * 90 + [1] * 80 + [2] * 5))
         tensor([False, False,  True])
+        >>> rare_classes(torch.tensor([0] * 1000 + [1] * 5))
+        tensor([False,  True])
     """
     counts = torch.bincount(labels)
-    usual = counts[counts > 0].double().median() if len(labels) else 0.0
+    usual = counts[counts > 0].double().quantile(0.5) if len(labels) else 0.0
     return (counts < RARE) & (counts < RARE_SHARE * usual)
 
 
@@ -283,32 +285,33 @@ def limit_for_classes(values: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Expected:
+class IsotonicRegression:
     """Values that are expected at given places, increasing: a centered isotonic regression (Oron and Flournoy, 2017).
 
     Groups of equal values of an isotonic regression are replaced by their centers, and values between them are
     interpolated linearly.
 
     Examples:
-        >>> expected = Expected.of(torch.tensor([0.0, 1.0, 2.0, 5.0]), torch.tensor([3.0, 1.0, 4.0, 5.0]))
+        >>> places, values = torch.tensor([0.0, 1.0, 2.0, 5.0]), torch.tensor([3.0, 1.0, 4.0, 5.0])
+        >>> expected = IsotonicRegression.fit(places, values)
         >>> expected.places, expected.values
         (tensor([0.5000, 2.0000, 5.0000]), tensor([2., 4., 5.]))
-        >>> expected.at(torch.tensor([0.0, 1.25, 9.0]))
+        >>> expected.predict(torch.tensor([0.0, 1.25, 9.0]))
         tensor([2., 3., 5.])
     """
 
-    places: Tensor  # (s,) ascending
-    values: Tensor  # (s,) ascending
+    places: Tensor  # (g,) centers of the groups, ascending
+    values: Tensor  # (g,) their values, ascending
 
     @classmethod
-    def of(cls, places: Tensor, values: Tensor) -> Expected:
+    def fit(cls, places: Tensor, values: Tensor) -> IsotonicRegression:
         """From observed values (n,) at places (n,)."""
         order = places.argsort(stable=True)
         places, values = places[order], isotonic(without_ties(places[order], values[order]))
         known, group, sizes = values.unique_consecutive(return_inverse=True, return_counts=True)
         return cls(places.new_zeros(len(known)).index_add_(0, group, places) / sizes, known)
 
-    def at(self, places: Tensor) -> Tensor:
+    def predict(self, places: Tensor) -> Tensor:
         """(m,) expected values at places (m,), constant beyond the outer centers; the places themselves if none."""
         if not len(self.places):
             return places
@@ -366,6 +369,7 @@ class Typical:
     """
 
     logs: Tensor  # (k,) typical logarithm for each answer
+    usual: Tensor  # the median of all examples, for answers that no training example has
     spread: float
 
     @classmethod
@@ -378,15 +382,15 @@ class Typical:
             some = logs[ordinary & (answers == answer)]
             if len(some):
                 typical[answer] += 0.5 * len(some) / (len(some) + FEW) * (some.median() - middle)
-        excess = cls(typical, 1.0).excess(values, answers)[ordinary]
-        return cls(typical, max(float(excess.quantile(UPPER) - excess.median()), LEAST_SPREAD))
+        excess = cls(typical, middle, 1.0).excess(values, answers)[ordinary]
+        return cls(typical, middle, max(float(excess.quantile(UPPER) - excess.median()), LEAST_SPREAD))
 
     def excess(self, values: Tensor, answers: Tensor) -> Tensor:
         """(m,) how many times the spread the logarithms of values (m,) are above the typical one of their answers.
 
-        An answer that no training example has is compared with the median of all answers.
+        An answer that no training example has is compared with the median of all examples.
         """
-        return (values.log() - at_answers(self.logs, answers, self.logs.median())) / self.spread
+        return (values.log() - at_answers(self.logs, answers, self.usual)) / self.spread
 
 
 def at_answers(values: Tensor, answers: Tensor, unseen: Tensor) -> Tensor:
@@ -426,11 +430,11 @@ def average_of(values: Tensor, near: Tensor) -> Tensor:
     return values[near].mean(1) if near.shape[1] else values.mean().expand(len(near))
 
 
-def share_as_large(known: Tensor, values: Tensor) -> Tensor:
+def empirical_p_value(known: Tensor, values: Tensor) -> Tensor:
     """(m,) share of known values (s,), ascending, that are at least as large as these (m,), counting each of these.
 
     Examples:
-        >>> share_as_large(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.5]))
+        >>> empirical_p_value(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.5]))
         tensor([1.0000, 0.5000])
     """
     below = torch.searchsorted(known, values.contiguous())

@@ -33,8 +33,8 @@ VERDICTS = (CONFIDENT, NOISY, SCARCE, BOTH)
 DOTS = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
 
 UNDECIDED = 0.55  # a model is not confident if the probability of its own answer is below this
-# If labels are noisy, data are called scarce only from this many times the limit on: contradicting labels scatter
-# inputs in the network.
+# If labels are noisy, data are called scarce only from this many times the limit on: a network that has fitted
+# contradicting labels moves their inputs apart, so that all distances there are larger.
 BESIDE_NOISE = 2.0
 
 
@@ -56,24 +56,24 @@ class Explanation(Shown):
             larger where the nearest examples are close to others. Ordinary are examples around which labels agree.
         noise_p: (m,) how often residuals as large would occur together around the input by chance, if the noise were
             the same everywhere.
-        scarcity_p: (m,) share of ordinary training examples, each left out, with at least this scarcity, or with
-            answers at least as ambiguous; the smaller one, twice. For an input with noisy labels around it, the share
-            of the training examples of which this is also true with at least this scarcity.
+        scarcity_p: (m,) p-value: the share of ordinary training examples, each left out, with at least this scarcity.
+            Where ambiguities count too, twice the smaller of this share and that of answers at least as ambiguous. For
+            an input with noisy labels around it, the share among the training examples with noisy labels around them.
         probability: (m,) the network's probability for its own answer, the predicted class; `nan` for regression.
         rare: (m,) whether hardly any training example has the predicted class as its label: fewer than 20, and fewer
             than a fifth of the median of the classes.
         ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ; `nan` for
             regression.
         ho, hec3: (m,) traces of Ho and HeC3.
-        check: (m, t) training examples that add most to `disagreement`: labels to check first.
-        near: (m, t) training examples with the largest weights in it.
+        check: (m, t) training examples with the largest terms in `disagreement`: labels to check first.
+        near: (m, t) training examples with the largest weights in `disagreement`.
         source: (m,) the main cause of doubt: above zero noise, below zero scarcity. It is how far the noise is
             above its limit, in log-odds (in logarithms of the variance for regression), minus half of how far the
             scarcity is above its own, in standard deviations of ordinary examples.
         noise_limit, disagreement_limit: labels are called noisy if both numbers are above these limits.
         scarcity_limit: scarcity above which data are called scarce.
-        ambiguity_limit: the model is called undecided if its answer is more ambiguous. It is 1, which none is, for
-            regression, trees, and squared error on coded classes.
+        ambiguity_limit: the model is called undecided if its answer is more ambiguous, or has a probability below .55.
+            It is 1, which no ambiguity reaches, for regression, trees, and squared error on coded classes.
         classes: whether `noise` is about classes.
         notes: what is approximated.
 
@@ -134,8 +134,8 @@ class Explanation(Shown):
     def scarce(self) -> Tensor:
         """(m,) whether the input is more unusual than nearly all training examples.
 
-        If labels are noisy too, scarcity must reach twice the limit. A prediction with a probability below .55,
-        although the labels nearby agree, is always scarce, and so is that of a rare class.
+        If labels are noisy too, scarcity must reach twice the limit, and nothing else counts. Otherwise a prediction is
+        also scarce if its probability is below .55, or if its class is rare.
         """
         unusual = (self.scarcity_p <= 1.0 - self.level) | (self.probability < UNDECIDED) | self.rare
         return torch.where(self.noisy, self.scarcity >= BESIDE_NOISE * self.scarcity_limit, unusual)
@@ -166,7 +166,7 @@ class Explanation(Shown):
         words = (
             f"{around} (noisy from {limit} on; by chance in {percent(float(self.noise_p[number]))} of cases){further}; "
             f"its scarcity is {float(self.scarcity[number]):.2g} (1 is ordinary, scarce from {self.scarcity_limit:.2g} "
-            f"on); {percent(float(self.scarcity_p[number]))} of {others} are as unusual"
+            f"on); at most {percent(float(self.scarcity_p[number]))} of {others} are as unusual"
         )
         if bool(self.rare[number]):
             words += "; hardly any training example has this label"
@@ -187,7 +187,7 @@ class Explanation(Shown):
             named = f"of training examples {_listing(self.check[number])}" if self.check.shape[1] else "nearby"
             advice.append(f"Check the labels {named}.")
         if scarce:
-            named = f"; the nearest now are {_listing(self.near[number])}" if self.near.shape[1] else ""
+            named = f"; now it leans on training examples {_listing(self.near[number])}" if self.near.shape[1] else ""
             advice.append(f"Collect examples near this input{named}.")
         return " ".join([f"{VERDICTS[noisy + 2 * scarce]}: {self.reason(number)}.", *advice])
 
@@ -239,7 +239,7 @@ def explain(
 ) -> Explanation:
     """Explain the predictions of one batch; see `Tracer.explain`."""
     ho, hec3 = _traces(fitted, inputs)
-    # What the model answers, how sure it is, and the training examples that look like the input to it.
+    # What the model answers and how sure it is (fitted to all training examples), and what looks like the input to it.
     outputs, layers = outputs_and_layers(fitted, inputs, calibration.neighbours.names)
     answers = predicted_classes(fitted, outputs, calibration.codes)
     probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes)
@@ -289,7 +289,7 @@ def look_around(calibration: Calibration, layers: Layers, top: int, examples: Te
     neighbours, squares = calibration.neighbours, calibration.squares
     rows, apart = neighbours.around.rows(layers), neighbours.apart.rows(layers)
     own = None if examples is None else neighbours.positions(examples)
-    named, parts = min(top, len(squares)), []
+    named, parts = min(top, len(squares) - (own is not None)), []
     for some in torch.arange(len(rows), device=rows.device).split(max(1, COMPARED_AT_ONCE // len(squares))):
         itself = None if own is None else own[some]
         similar = neighbours.around.similarities(rows[some])

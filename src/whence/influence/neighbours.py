@@ -1,20 +1,20 @@
 """Training examples that look alike to the model, whatever the loss and the structure of the fit.
 
-A network sees an input as the inputs of its layers. Each of them is whitened and scaled to length one, and the
-similarity of two inputs is the mean of their cosines over the layers. A layer counts as much as neighbours there
-predict the network's own answers. Trees see an input as its leaves, and the similarity is the share of trees in which
-two inputs share a leaf. Labels do not enter.
+A network sees an input as the inputs of its layers. Each of them is whitened, with a ridge of the mean eigenvalue, and
+scaled to length one. The similarity of two inputs is a weighted mean of their cosines over the layers: a layer has more
+weight the better its nearest neighbours predict the network's own answers. Trees see an input as its leaves, and the
+similarity is the share of trees in which two inputs share a leaf. Labels do not enter.
 
 The examples whose labels tell about an input are those that a regression on similar examples would predict it from.
 With the kernel k(x, x') = exp((similarity - 1) / bandwidth), the prediction at x is sum_i a_i y_i, where
 
-    a = (K + I)^-1 k(x) = k(x) - U diag(s / (s + 1)) U^T k(x)
+    a = (K + I)^-1 k(x) = k(x) - U diag(v / (v + 1)) U^T k(x)
 
-with the eigenvalues s and eigenvectors U of K, of which the leading ones suffice for networks. A training example
-without itself has a_i = -[(K + I)^-1]_ij / [(K + I)^-1]_jj. Labels count with weights a_i^2, as in the variance of this
-prediction. The scatter of all examples whitens. How far an input is from the examples is measured with their scatter
-around the mean of the same answer instead, so that directions in which inputs with the same answer hardly differ count
-more.
+with the eigenvalues v and eigenvectors U of K, of which the leading ones suffice for networks. For a training example j
+that is left out, a_i = -[(K + I)^-1]_ij / [(K + I)^-1]_jj. Labels count with weights proportional to a_i^2, as in the
+variance of this prediction. For this, layers are whitened by the scatter of all examples. How far an input is from the
+examples is measured with their scatter around the mean of the same answer instead, so that directions in which inputs
+with the same answer hardly differ count more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
-from whence.data.batches import Inputs
+from whence.data.batches import Inputs, take
 from whence.influence.classes import Codes, predicted_classes
 from whence.influence.fitted import Fitted, evenly_spaced, training_examples
 from whence.jacobian.leaves import LeafSum
@@ -122,10 +122,7 @@ class View(ABC):
         """Similarities, at most one, of rows (m, d) with all training examples (m, s), or with some `near` (m, c)."""
 
     def distances(self, rows: Tensor, near: Tensor) -> Tensor:
-        """(m,) distances of inputs from the nearest among some training examples (m, c), as chords of a sphere.
-
-        The mean over a few.
-        """
+        """(m,) mean distance of inputs from the nearest few of some training examples (m, c), as chords of a sphere."""
         if not near.shape[1]:
             return torch.ones(len(rows), device=rows.device)
         each = max(1, near.shape[1] * rows.shape[1])
@@ -264,10 +261,11 @@ class Neighbours:
         Also returns the outputs (s, ..., k) for these examples, and their predicted classes (s,), if there are any.
         """
         index = evenly_spaced(fitted.counted.nonzero().squeeze(1), COMPARED)
-        parts = [
-            outputs_and_layers(fitted, inputs)
-            for _, inputs, _ in training_examples(fitted, index, "inputs of the layers")
-        ]
+        parts, seen = [], None
+        for _, inputs, _ in training_examples(fitted, index, "inputs of the layers"):
+            if seen is None:  # a layer whose first axis is not that of the examples may have their number by chance
+                seen = tuple(outputs_and_layers(fitted, take(inputs, slice(0, 1)))[1])
+            parts.append(outputs_and_layers(fitted, inputs, seen))
         if sum(len(outputs) for outputs, _ in parts) != len(index):
             raise partial_data_error()
         outputs = torch.cat([outputs for outputs, _ in parts])
@@ -367,7 +365,10 @@ def layer_weights(units: Mapping[str, Tensor], outputs: Tensor, answers: Tensor 
     count, shares = count_for(len(said)), dict[str, float]()
     for name, unit in units.items() if len(units) > 1 else ():
         similar = (unit[judged] @ unit.T).scatter_(1, judged.unsqueeze(1), -2.0)
-        missed = said[judged] - said[largest(similar, count)[1]].mean(1)
+        near = largest(similar, count)[1]
+        missed = (
+            said[judged] - sum(said[one] for one in near.T) / near.shape[1]
+        )  # (m, count, k) might not fit in memory
         varied = (said[judged] - said.mean(0)).square().sum()
         shares[name] = max(0.0, 1.0 - float(missed.square().sum() / varied)) ** TRUST if float(varied) > 0 else 0.0
     least = LEAST_WEIGHT * sum(shares.values())

@@ -202,7 +202,7 @@ class Reader:
             return self._known.get(str(node["same"]))
         kind = next((one for one in saved_classes(hint) if one.__name__ == node.get("class")), None)
         if kind is None:
-            raise self.wrong(name, hint.__name__)
+            raise self.wrong(name, getattr(hint, "__name__", str(hint)))
         parts = {part: self._value(of, node.get(part), f"{name}.{part}") for part, of in saved_fields(kind).items()}
         for base in kind.__mro__:
             for part, axes in SHAPES.get(base.__name__, {}).items():
@@ -216,7 +216,7 @@ class Reader:
             live = self.live.get(live_type(hint) or NoneType)
             if live is not None:
                 if not isinstance(live, hint):
-                    raise self.wrong(name, hint.__name__)
+                    raise self.wrong(name, getattr(hint, "__name__", str(hint)))
                 parts[name] = live
         return kind(**parts)
 
