@@ -226,6 +226,26 @@ def test_explain_names_shares_of_training_rows(regression: Run, tmp_path: Path) 
     assert "from 1 to 150" in call("explain", regression.folder / "saved", data, "-r", "999", "-q").output
 
 
+def test_rows_left_out_are_predicted_as_by_the_training_frame(classification: Run, tmp_path: Path) -> None:
+    saved, data = classification.folder / "saved", classification.folder / "colours.csv"
+    (content,) = json.loads(call("explain", saved, data, "--row", "3", "--top", "90", "--json", "-q").stdout)
+    suggested = {row["row"]: (row["suggested"], float(row["suggested_probability"])) for row in classification.rows}
+    agreeing = [one for one in content["causes"] if suggested[str(one["row"])][0] == one["label"]]
+    assert len(agreeing) > 20
+    for one in agreeing:
+        assert one["without"] == f"p = {suggested[str(one['row'])][1]:.2f}"
+
+
+def test_a_row_without_any_value_is_to_be_checked(regression: Run, tmp_path: Path) -> None:
+    cells = dict(read(regression.folder / "houses.csv")[0])
+    rows = {name: [value, ""] for name, value in cells.items()}
+    new = write(tmp_path / "new.csv", {**rows, "other": ["1", "1"]})  # a line of commas alone is skipped by readers
+    result = call("predict", regression.folder / "saved", new, "--json", "-q")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["rows"]
+    assert [row["verdict"] for row in found][1] == "check the input"
+
+
 def test_report_of_a_saved_table(regression: Run, tmp_path: Path) -> None:
     out = tmp_path / "new.html"
     result = call(

@@ -156,8 +156,8 @@ def test_day_or_month_first_is_noted_where_both_would_do() -> None:
     [
         ("a", ["7"] * 30, "the same value in all rows ('7')", False),
         ("a", ["same"] * 30, "the same value in all rows ('same')", False),
-        ("a", [""] * 30, "no value in 100.0% of the rows", False),
-        ("a", [""] * 99 + ["1"], "no value in 99.0% of the rows", False),
+        ("a", [""] * 30, "no value in 100\xa0% of the rows", False),
+        ("a", [""] * 99 + ["1"], "no value in 99\xa0% of the rows", False),
         ("a", list(range(1, 31)), "numbers the rows", True),
         ("customer_id", [number * 37 % 1009 for number in range(1, 31)], "numbers the rows", True),
         ("userId", [number * 37 % 1009 for number in range(1, 31)], "numbers the rows", True),

@@ -80,8 +80,8 @@ def test_compressed_files_are_unpacked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "No columns to parse"),
-        (b"\n\n", "No columns to parse"),
+        (b"", "which is empty"),
+        (b"\n\n", "which is empty"),
         (b"a,b\n", "expected rows below the names"),
         (b"1,2\n3,4\n", "expected a first line with the names"),
         (b"PK\x03\x04\0rest", "Save a workbook as CSV"),

@@ -152,7 +152,8 @@ class Output:
         table = Table(box=None, pad_edge=False, show_header=bool(heads), header_style="dim", padding=(0, 2, 0, 0))
         cells = [[Text(figure(cell) if isinstance(cell, float) else str(cell)) for cell in row] for row in rows]
         for index, name in enumerate(heads or [""] * max(map(len, cells), default=0)):
-            table.add_column(name, justify="right" if index in right else "left", overflow="fold")
+            numbers = index in right  # a number on two lines would be read as another number
+            table.add_column(name, justify="right" if numbers else "left", overflow="fold", no_wrap=numbers)
         for row in cells:
             table.add_row(*row)
         self.console.print(Padding(table, (0, 0, 0, 2)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import runpy
 import sys
 import time
@@ -17,7 +18,7 @@ import whence
 from whence.cli import console
 from whence.cli.console import Output, stop
 from whence.cli.texts import DESCRIPTION, LanguageModel
-from whence.errors import InputError
+from whence.errors import InputError, did_you_mean
 from whence.tabular.fitted import check_folder
 
 SAMPLE, SECONDS = 8, 20.0  # predictions checked by trust, and its time limit
@@ -169,6 +170,11 @@ class SpecFile:
         options = self.call("fit_options") if self.has("fit_options") else {}
         if not isinstance(options, dict):
             raise InputError(f"expected fit_options() in {self.path} to return a dict, got {type(options).__name__}.")
+        known = set(inspect.signature(whence.fit).parameters)
+        for name in options:
+            if name not in known:
+                wanted = f"expected arguments of whence.fit from fit_options() in {self.path}"
+                raise InputError(f"{wanted}, got {name!r}.{did_you_mean(name, known)}")
         return options
 
     def save(self, tracer: whence.Tracer, path: Path) -> None:

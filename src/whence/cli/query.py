@@ -18,6 +18,7 @@ from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows
 from whence.cli.texts import DESCRIPTION, LanguageModel, Text, read_texts
 from whence.display import listing, number, percent
 from whence.errors import InputError
+from whence.influence.training import change_without
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
 from whence.runtime.execution import Progress
 from whence.tabular.files import read_table, write_csv
@@ -111,6 +112,7 @@ def explain(
     output = Output(as_json)
     query = _load(saved, data, spec, 0, delimiter, not quiet)
     content = query.explain(row, top)
+    output.notes(query.notes)
     for one in content:
         output.head(f"{query.unit} {one['row']}: {one['prediction']}")
         output.say(f"  {one['verdict']}: {one['advice']}")
@@ -119,7 +121,7 @@ def explain(
         heads = [f"training {query.unit}", f"share of {VARIANCES[query.variance]}", query.label, "without it"]
         output.rows(causes, heads, right=(0, 1, 2, 3))
     output.say()
-    output.say(f"without it: the same in the fit without that training {query.unit}.")
+    output.say(f"without it: {query.without}.")
     output.finish(content)
 
 
@@ -153,14 +155,15 @@ def _load(
     """Load what was saved, and read the rows or inputs of the query."""
     if (saved / DESCRIPTION).is_file():
         if data is None or spec is None:
-            raise InputError(f"expected --spec with the folder of the model, and new texts, got {spec} and {data}.")
+            missing = "--spec" if spec is None else "new texts"
+            raise InputError(f"expected --spec with the folder of the model, and new texts, got no {missing}.")
         source, tracer = LanguageModel.load(saved, spec, progress)
         return SavedTexts(tracer, source, read_texts(data), data.stem)
     if saved.is_file():
         if data is not None or spec is None:
             raise InputError(
                 f"expected --spec with the Python file that {saved} was fitted with, whose test_loader() gives the "
-                f"inputs, and no other data, got {spec} and {data}."
+                f"inputs, and no other data, got {'no --spec' if spec is None else f'the data {data}'}."
             )
         file = SpecFile(spec)
         inputs = file.test_loader()
@@ -181,7 +184,7 @@ def _load(
 class SavedNetwork:
     """Inputs of a loader, predicted by the saved fit of a user's own network."""
 
-    unit, label = "example", "residual"
+    unit, label, without = "example", "residual", "the residual of that training example in the fit without it"
     variance = "hec3"  # whose shares order training examples
 
     def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
@@ -236,7 +239,8 @@ class SavedNetwork:
         verdicts = self.tracer.explain(self.inputs, top=top)
         numbers = range(1, len(verdicts) + 1)
         shares = getattr(self.tracer.attribute(self.inputs, top=top), self.variance)
-        places = choose_places(rows, numbers, verdicts.hec3)
+        spread = (self._answers or {}).get("probability_std", verdicts.hec3)
+        places = choose_places(rows, numbers, spread)
         return [self.explained(at, numbers[at], verdicts, shares) for at in places]
 
     def explained(
@@ -294,6 +298,7 @@ class SavedTable(SavedNetwork):
     """Rows of a table, predicted by a saved fit."""
 
     unit, label = "row", "label"
+    without = "what the other training rows predict for that row; for classes, the probability of its label"
 
     def __init__(self, fitted: FittedTable, rows: pandas.DataFrame, notes: list[str], name: str) -> None:
         inputs = fitted.batches(rows)
@@ -323,7 +328,8 @@ class SavedTable(SavedNetwork):
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """Explain rows; a table may have too many rows to explain all of them."""
-        places = choose_places(rows, self.rows.index, self._predictions.frame["hec3"] if rows is None else ())
+        predicted = self._predictions.frame if rows is None else {}
+        places = choose_places(rows, self.rows.index, predicted.get("probability_std", predicted.get("hec3", ())))
         some = SavedTable(self.fitted, self.rows.iloc[places], [], self.name)
         verdicts = self.fitted.explain(some.rows, top)
         shares = self.tracer.attribute(some.inputs, top=top).hec3
@@ -343,15 +349,20 @@ class SavedTable(SavedNetwork):
         unknown = ": another training set could give any other class" if std > MAX_STD else ""
         return f"{row['prediction']}, probability {probability_text(chance, std)}{unknown}"
 
+    @cached_property
+    def _without(self) -> torch.Tensor:
+        """(n, k) predictions for the training rows, each by the fit without it; probabilities of classes."""
+        problem = self.tracer.problem
+        outputs = problem.outputs + change_without(self.tracer)
+        return problem.likelihood.probabilities(outputs) if problem.likelihood.has_classes else outputs
+
     def left_out(self, example: int) -> dict[str, str]:
         """The label of a training row, and the prediction without that row: a number, or the label's probability."""
-        target, value = self.fitted.model.target, float(self.fitted.values[example])
-        residual = self._residuals[1][example]
+        target, value, found = self.fitted.model.target, float(self.fitted.values[example]), self._without[example]
         if target.task == "regression":
-            return {"label": figure(value), "without": figure(value - float(residual[0]))}
-        index = int(value)
-        own = 1.0 - float(residual[index]) if target.outputs > 1 else 1.0 - abs(float(residual[0]))
-        return {"label": target.classes[index], "without": f"p = {min(max(own, 0.0), 1.0):.2f}"}
+            return {"label": figure(value), "without": figure(value - float(self._residuals[1][example][0]))}
+        own = float(found[int(value)]) if len(found) > 1 else abs(1.0 - value - float(found[0]))
+        return {"label": target.classes[int(value)], "without": f"p = {min(max(own, 0.0), 1.0):.2f}"}
 
 
 def choose_places(named: list[int] | None, numbers: Any, variances: Any) -> list[int]:

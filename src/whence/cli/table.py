@@ -20,6 +20,7 @@ from whence.tabular.files import TextTable, read_table, write_csv
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
 from whence.tabular.labels import (
     apply_answers,
+    check_worklist,
     doubtful_rows,
     estimate_wrong,
     judge_labels,
@@ -102,6 +103,7 @@ def table(
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
     console.check_writable(report_path, csv_path, export, corrected, read=(data, answers))
+    check_worklist(export)
     if corrected is not None and answers is None:
         stop("expected --import with the answers for --corrected, got none.")
     if save is not None:

@@ -164,7 +164,8 @@ class Explanation(Shown):
                 further = f"; with the model's own doubt, noise is {noise} (noisy from {percent(self.noise_limit)} on)"
         others = "those with noisy labels" if bool(self._noise_found[number]) else "ordinary training examples"
         words = (
-            f"{around} (noisy from {limit} on; by chance in {percent(float(self.noise_p[number]))} of cases){further}; "
+            f"{around} (noisy from {limit} on, if chance alone does so in at most {percent(1.0 - self.level)} of "
+            f"cases; here in {percent(float(self.noise_p[number]))}){further}; "
             f"its scarcity is {float(self.scarcity[number]):.2g} (1 is ordinary, scarce from {self.scarcity_limit:.2g} "
             f"on); at most {percent(float(self.scarcity_p[number]))} of {others} are as unusual"
         )

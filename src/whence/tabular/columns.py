@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 
+from whence.display import percent
+
 if TYPE_CHECKING:
     import pandas
 
 # Spellings of numbers: the cells to which each applies, and what is replaced there. 1234.5 is read in all of them.
+# With decimal commas 1.234 is 1234.
 STYLES: dict[str, tuple[str, dict[str, str]]] = {
     "decimal point": (r"(?!)", {}),
     "thousands separator": (r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", {",": ""}),
-    "decimal comma": (r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d*", {".": "", ",": "."}),
+    "decimal comma": (r"[+-]?([1-9]\d{0,2}(\.\d{3})+(,\d*)?|\d+,\d*)", {".": "", ",": "."}),
 }
 LARGEST = 1e100  # numbers beyond this count as text: their squares could not be computed
 DAYS = ("%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d.%m.%Y", "%d-%m-%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y")
@@ -48,8 +51,8 @@ def parse_numbers(cells: pandas.Series, style: str) -> Any:
         >>> import pandas
         >>> parse_numbers(pandas.Series(["1,234.5", "$7", "12 %", "x"]), "thousands separator").tolist()
         [1234.5, 7.0, 12.0, nan]
-        >>> parse_numbers(pandas.Series(["1.234,5", "3,5"]), "decimal comma").tolist()
-        [1234.5, 3.5]
+        >>> parse_numbers(pandas.Series(["1.234,5", "3,5", "1.234"]), "decimal comma").tolist()
+        [1234.5, 3.5, 1234.0]
     """
     import pandas  # an extra: only tables need it
 
@@ -251,7 +254,7 @@ def detect_column(cells: pandas.Series, notes: list[str]) -> Column | ExcludedCo
     name, filled = str(cells.name), cells.dropna()
     missing, different = 1 - len(filled) / len(cells), filled.nunique()
     if missing > MOSTLY_MISSING:
-        return ExcludedColumn(name, f"no value in {missing:.1%} of the rows")
+        return ExcludedColumn(name, f"no value in {percent(missing)} of the rows")
     if different == 1 and not missing:
         return ExcludedColumn(name, f"the same value in all rows ({examples(filled)})")
     style, values = guess_style(filled)
@@ -329,5 +332,6 @@ def _detect_numeric(
 
 def examples(cells: pandas.Series) -> str:
     """The first three different cells."""
-    short = [cell if len(cell) <= 24 else cell[:21] + "..." for cell in cells.unique()[:3]]
+    different = cells.fillna(MISSING_CATEGORY).unique()[:3]
+    short = [cell if len(cell) <= 24 else cell[:21] + "..." for cell in different]
     return ", ".join(repr(" ".join(cell.split())) for cell in short)

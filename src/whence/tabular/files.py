@@ -87,6 +87,8 @@ def read_table(
             advice = " Put quotes around cells that contain the delimiter, or pass another --delimiter."
         elif isinstance(error, UnicodeDecodeError):
             advice = " Convert it to UTF-8, for example: iconv -f WINDOWS-1252 -t UTF-8."
+        if isinstance(error, pandas.errors.EmptyDataError):
+            raise InputError(f"expected a CSV or parquet file, got {path}, which is empty.") from error
         reason = str(error).strip().rstrip(".")
         raise InputError(
             f"expected a CSV or parquet file, got {path}, which cannot be read: {reason}.{advice}"

@@ -156,7 +156,9 @@ class FittedTable:
 
     def impossible(self, frame: pandas.DataFrame) -> list[str]:
         """For each row why its input cannot be right, given the usual values of the training rows; or ""."""
-        return self.usual.impossible(self.model.shown(frame))
+        reasons = self.usual.impossible(self.model.shown(frame))
+        empty = frame[[column.name for column in self.model.columns]].isna().all(axis=1)
+        return ["no value in any column" if none else reason for none, reason in zip(empty, reasons, strict=True)]
 
     def batches(self, frame: pandas.DataFrame) -> Any:
         """The rows of a table as input of the tracer."""

@@ -100,6 +100,12 @@ def work_items(prepared: Prepared, fitted: FittedTable, judged: pandas.DataFrame
     return pandas.concat([items, distinct_names(cells.drop(columns=target.name), items.columns)], axis=1)
 
 
+def check_worklist(path: Path | None) -> None:
+    """Raise unless work items can be written to a file of this name."""
+    if path is not None and path.suffix.lower() not in (".csv", ".json"):
+        raise InputError(f"expected a file ending in .csv or .json for the work items, got {path}.")
+
+
 def write_items(path: Path, items: pandas.DataFrame, target: Target) -> None:
     """Write work items as CSV; or as JSON, as tasks for Label Studio with the suggested labels as predictions."""
     if path.suffix.lower() != ".json":
@@ -136,6 +142,8 @@ def read_answers(path: Path, prepared: Prepared) -> tuple[pandas.Series, int]:
     Labels in the file are compared with those of the table, so that answers to another table are refused.
     """
     frame, target = prepared.frame, prepared.model.target
+    if path.suffix.lower() == ".json":
+        raise InputError(f"expected answers as CSV, got {path.name}. Label Studio exports its annotations as CSV, too.")
     items = read_table(path, 0).frame
     absent = [name for name in ("row", "label", "answer") if name not in items.columns]
     if absent:
