@@ -61,7 +61,6 @@ def label_errors(record: Row) -> str:
 
 
 GROUPS = ("noisy", "missing", "right", "wrong")
-EARLIER = ", earlier rule"  # studies of before inputs were ranked by `scarcity_p`
 
 
 def shares(counts: Iterable[Iterable[int]]) -> str:
@@ -83,13 +82,12 @@ def verdicts(record: Row) -> str:
         right = [
             f"{100 * mean(row[key] for row in rows):.0f} %" for key in ("right_of_confident", "right_of_uncertain")
         ]
-        name = case + EARLIER * ("unusual" not in rows[0]["auroc"])
-        lines.append([name, len(rows), *called, ", ".join(right)])
+        lines.append([case, len(rows), *called, ", ".join(right)])
         for contrast in rows[0]["auroc"]["noise"]:
             found = {key: mean(row["auroc"][key][contrast] for row in rows) for key in rows[0]["auroc"]}
             best = max(found.values())
             cells = {key: f"**{value:.3f}**" if value == best else f"{value:.3f}" for key, value in found.items()}
-            areas.append([name, contrast, *(cells.get(key, "") for key in names)])
+            areas.append([case, contrast, *(cells.get(key, "") for key in names)])
     parts = [made(record), f"Percentage of the points that are called {told}.", table(head, lines)]
     parts += [
         "AUROC, means over draws; HeC3/Ho is `ratio`, and `unusual` ranks by `scarcity_p`.",
@@ -97,7 +95,6 @@ def verdicts(record: Row) -> str:
     ]
     for (case,), rows in studies.items():
         first = rows[0]
-        case += EARLIER * ("unusual" not in first["auroc"])
         heading = f"{case}: {first['network']}, {first['loss']}, {first['n']} examples, {first['test']} test points"
         parts.append(folded(heading, draws_table(rows, told)))
     return "\n\n".join(parts)
@@ -119,8 +116,8 @@ def draws_table(rows: list[Row], told: str) -> str:
             f"{row['noisy_class']}, {row['missing_class']}",
             f"{row['accuracy_other']:.3f}",
             *(f"{row['auroc']['noise'][contrast]:.3f}" for contrast in ("noisy, rest", "noisy, missing")),
-            f"{row['auroc']['unusual']['missing, rest']:.3f}" if "unusual" in row["auroc"] else "",
-            f"{row['separable']:.3f}" if "separable" in row else "",
+            f"{row['auroc']['unusual']['missing, rest']:.3f}",
+            f"{row['separable']:.3f}",
             *(" / ".join(map(str, row["verdicts"][group])) for group in GROUPS),
         ]
         for row in rows
