@@ -55,3 +55,12 @@ def test_a_lost_finding_fails(folder, tmp_path):
     with pytest.raises(SystemExit) as end:
         table1.main(["--quick", "--redraw", "--out", str(tmp_path)])
     assert end.value.code == 1
+
+
+def test_methods_that_were_not_run_are_not_shown(tmp_path):
+    disentanglement.main(["--quick", "--methods", "whence", "--out", str(tmp_path)])
+    page = (tmp_path / "disentanglement-quick.md").read_text()
+    assert "whence: noise, scarcity" in page
+    assert "ensemble of 5" not in page
+    run = Record(tmp_path / "disentanglement-quick.json", "disentanglement").runs()[0]
+    assert run.configuration["methods"] == ["whence"]

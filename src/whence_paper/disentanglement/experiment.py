@@ -57,6 +57,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["wine", "fashion-mnist"])
     parser.add_argument("--size", type=int, help="training examples, in place of each case's")
     parser.add_argument("--epochs", type=int, help="in place of each case's")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="those that are run")
     parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True, help="capture steps on a GPU")
 
 
@@ -70,8 +71,10 @@ def chosen(settings: Settings) -> list[tuple[str, Case]]:
     return found
 
 
-def looked_at(case: Case, learn: Train, data: Data, inputs: torch.Tensor, seed: int) -> dict[str, Found]:
-    """What every method says after training on some data; seconds are printed as progress."""
+def looked_at(
+    case: Case, learn: Train, data: Data, inputs: torch.Tensor, seed: int, methods: Sequence[str]
+) -> dict[str, Found]:
+    """What some methods say after training on some data; seconds are printed as progress."""
     recipe = Recipe(lambda: case.make(case.classes), learn, data, "categorical", seed)
     work: dict[str, Callable[[], object]] = {
         "first network": recipe.network,
@@ -80,9 +83,9 @@ def looked_at(case: Case, learn: Train, data: Data, inputs: torch.Tensor, seed: 
         "MC dropout": lambda: sampled(MCDropout(RATE, PASSES).fit(recipe), inputs),
     }
     found, seconds = {}, []
-    for name, do in work.items():
+    for name in ("first network", *methods):
         began = time.perf_counter()
-        found[name] = do()
+        found[name] = work[name]()
         if data.inputs.is_cuda:
             torch.cuda.synchronize()
         seconds.append(f"{name} {time.perf_counter() - began:.1f} s")
@@ -91,11 +94,18 @@ def looked_at(case: Case, learn: Train, data: Data, inputs: torch.Tensor, seed: 
 
 
 def curves(
-    case: Case, learn: Train, known: Data, asked: Data, seed: int, kind: str, grid: Sequence[float]
+    case: Case,
+    learn: Train,
+    known: Data,
+    asked: Data,
+    seed: int,
+    methods: Sequence[str],
+    kind: str,
+    grid: Sequence[float],
 ) -> dict[str, Curve]:
-    """One of the two experiments, for every method."""
-    accuracy: dict[str, list[float]] = {name: [] for name in METHODS}
-    measures: dict[str, dict[str, list[float]]] = {name: {} for name in METHODS}
+    """One of the two experiments, for some methods."""
+    accuracy: dict[str, list[float]] = {name: [] for name in methods}
+    measures: dict[str, dict[str, list[float]]] = {name: {} for name in methods}
     for place, share in enumerate(grid):
         print(f"{kind} {share:g}, {place + 1} of {len(grid)}", file=sys.stderr, flush=True)
         if kind == "size":
@@ -105,24 +115,21 @@ def curves(
             draw = torch.Generator().manual_seed(1000 * (seed + 1) + place)
             labels = shuffled(known.targets.cpu(), share, draw).to(known.inputs.device)
             data, answers = Data(known.inputs, labels), shuffled(asked.targets.cpu(), share, draw)
-        each = looked_at(case, learn, data, asked.inputs, seed)
+        each = looked_at(case, learn, data, asked.inputs, seed, methods)
         for name, found in each.items():
             accuracy[name].append(float((found.predicted == answers).double().mean()))
             for measure, value in found.measures.items():
                 measures[name].setdefault(measure, []).append(value)
-    return {name: Curve(accuracy[name], dict(measures[name])) for name in METHODS}
+    return {name: Curve(accuracy[name], dict(measures[name])) for name in methods}
 
 
 def judge(case: Case, settings: Settings, seed: int) -> dict[str, Any]:
-    """One run: what every method says in both experiments."""
+    """One run: what the methods say in both experiments."""
     known, asked = drawn(case, settings.data, seed, settings.device)
-    learn = train(case.epochs, settings.graphs)
+    one_kind = partial(curves, case, train(case.epochs, settings.graphs), known, asked, seed, settings.methods)
     every = 2 if settings.quick else 1
     grids = {"noise": SHUFFLED[::every], "size": SIZES[::every]}  # with all examples first: memory is taken once
-    return {
-        kind: {name: asdict(curve) for name, curve in curves(case, learn, known, asked, seed, kind, grid).items()}
-        for kind, grid in grids.items()
-    }
+    return {kind: {name: asdict(curve) for name, curve in one_kind(kind, grid).items()} for kind, grid in grids.items()}
 
 
 def compute(settings: Settings, record: Record) -> None:
@@ -138,6 +145,8 @@ def compute(settings: Settings, record: Record) -> None:
                 "epochs": case.epochs,
                 "structure": case.structure,
             }
+            if settings.methods != list(METHODS):
+                wanted["methods"] = settings.methods
             record.once(wanted, partial(judge, case, settings, seed))
 
 
@@ -155,11 +164,13 @@ def both(run: Run, of: str) -> tuple[Curve, Curve]:
 
 
 def errors(runs: list[Run]) -> dict[str, list[float]]:
-    """Of every pair of measures, in every run."""
-    return {
-        pair: [disentanglement_error(*both(run, of), aleatoric, epistemic) for run in runs]
-        for pair, (of, aleatoric, epistemic) in PAIRS.items()
-    }
+    """Of every pair of measures, in every run that has them; pairs that no run has are left out."""
+    found: dict[str, list[float]] = {}
+    for pair, (of, aleatoric, epistemic) in PAIRS.items():
+        have = [run for run in runs if of in run.results["size"]]
+        if have:
+            found[pair] = [disentanglement_error(*both(run, of), aleatoric, epistemic) for run in have]
+    return found
 
 
 def show(settings: Settings, record: Record) -> list[Path]:
@@ -171,13 +182,15 @@ def show(settings: Settings, record: Record) -> list[Path]:
         title += f"; published: {PUBLISHED[about['case']]}" if about["case"] in PUBLISHED else ""
         table = Table(title, ("measures", "error", "every run", "A, size", "E, size", "A, noise", "E, noise"))
         found = errors(runs)
-        for pair, (of, aleatoric, epistemic) in PAIRS.items():
+        for pair, values in found.items():
+            of, aleatoric, epistemic = PAIRS[pair]
+            have = [run for run in runs if of in run.results["size"]]
             means = [
-                f"{fmean(both(run, of)[at].correlation(measure) for run in runs):+.2f}"
+                f"{fmean(both(run, of)[at].correlation(measure) for run in have):+.2f}"
                 for at in (0, 1)
                 for measure in (aleatoric, epistemic)
             ]
-            table.add(pair, mean_and_sd(found[pair]), " ".join(f"{one:.3f}" for one in found[pair]), *means)
+            table.add(pair, mean_and_sd(values), " ".join(f"{one:.3f}" for one in values), *means)
         tables.append(table)
     return write_tables(settings.out / f"{record.path.stem}.md", tables)
 
@@ -188,9 +201,9 @@ def check(settings: Settings, record: Record) -> list[str]:
     for name, runs in by_case(record).items():
         mean = {pair: fmean(values) for pair, values in errors(runs).items()}
         ours = mean[next(iter(PAIRS))]
-        others = fmean(mean[pair] for pair, (of, _, _) in PAIRS.items() if of != "whence")
-        if ours > others:
-            lost.append(f"{name}: error of one network {ours:.3f}, of samples {others:.3f}")
+        others = [value for pair, value in mean.items() if PAIRS[pair][0] != "whence"]
+        if others and ours > fmean(others):
+            lost.append(f"{name}: error of one network {ours:.3f}, of samples {fmean(others):.3f}")
     return lost
 
 
