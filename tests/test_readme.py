@@ -97,13 +97,12 @@ def test_table_is_the_mean_of_five_draws() -> None:
     from whence_paper.demo_trial import QUESTIONS
 
     mean = mean_classes([run_classes(seed) for seed in range(5)])
-    scores = [
-        cell.strip() for cell in re.search(r"^\| which test digits\? \|(.*)\|$", TEXT, re.MULTILINE)[1].split("|")
-    ]
-    rows = re.findall(r"^\| [^|]+ \|((?: [\d.*]+ \|){7})$", TEXT, re.MULTILINE)
+    head = re.search(r"^\| digits \|(.*)\|$", TEXT, re.MULTILINE)[1]
+    scores = [cell.strip().replace("kNN labels", "kNN label entropy") for cell in head.split("|")]
+    rows = re.findall(r"^\| [^|]+ \|((?: [\d.*]+ \|){10})$", TEXT, re.MULTILINE)
     assert len(rows) == 2
     for question, row in zip(QUESTIONS, rows, strict=False):
-        shown = [float(cell.strip(" *")) for cell in row.split("|")[:7]]
+        shown = [float(cell.strip(" *")) for cell in row.split("|")[:10]]
         assert shown == pytest.approx([mean.auroc[question][name] for name in scores], abs=0.015)
     said = [int(share) for share in re.findall(r"(\d+) % ", TEXT[: TEXT.index("## ")])]
     noisy, missing, others = (mean.verdicts[group] for group in ("noisy", "missing", "others"))

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import whence
 
 from .demo_task import DIGITS, SIDE
-from .demo_trial import HIDDEN, LEARNING_RATE, QUESTIONS, Size
-from .feature_scores import answers_and_features, class_density, neighbour_scores, probability_scores
+from .demo_trial import FULL, HIDDEN, LEARNING_RATE, QUESTIONS, Size
+from .feature_scores import answers_and_features, class_density, class_distance, neighbour_scores, probability_scores
 
 WEIGHT_DECAY = 1e-4
 OURS = ("noise", "scarcity", "source")
-THEIRS = ("entropy", "margin", "kNN label entropy", "kNN distance", "DDU")
+THEIRS = ("entropy", "margin", "energy", "kNN label entropy", "kNN residual", "kNN distance", "DDU", "Mahalanobis")
 GROUPS = ("noisy", "missing", "others")
 VERDICTS = ("confident", "noisy labels nearby", "scarce data", "both")
 
@@ -41,7 +41,7 @@ class Classes:
     accuracy: float
 
 
-def run_classes(seed: int, size: Size) -> Classes:
+def run_classes(seed: int, size: Size = FULL) -> Classes:
     """Draw the faults, train a network, fit `whence` and ask about the test digits."""
     generator = torch.Generator().manual_seed(seed)
     data = load_digits()
@@ -72,8 +72,10 @@ def run_classes(seed: int, size: Size) -> Classes:
     values: dict[str, Tensor] = {
         **{name: getattr(found, name) for name in OURS},
         **probability_scores(answers.softmax(1)),
+        "energy": -answers.logsumexp(1),
         **neighbour_scores(known, one_hot, squares, features),
         "DDU": -class_density(known, labels, features),
+        "Mahalanobis": class_distance(known, labels, features),
     }
     of_noisy, of_missing = kinds == noisy, kinds == missing
     everywhere = torch.ones_like(of_noisy)

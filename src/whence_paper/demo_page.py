@@ -129,8 +129,9 @@ def ten_classes(classes: list[Classes]) -> list[Any]:
             "AUROC. Noise, scarcity and source are those of `explain`; the others need no whence.",
             areas_frame(draws, mean.auroc, (*OURS, *THEIRS)),
         ),
-        "Entropy and margin of the network's probabilities; label entropy of the 50 nearest training digits in its "
-        "last features, and their distance; DDU: the density of a Gaussian for each class there.",
+        "Entropy and margin of the network's probabilities, and the energy of its outputs; of the 50 nearest training "
+        "digits in its last features the entropy of labels, the squared residuals and the distance; DDU: the density "
+        "of a Gaussian for each class there; Mahalanobis: the distance to the nearest class.",
         (
             f"Verdicts, the mean of {len(classes)} {'draw' if len(classes) == 1 else 'draws'}.",
             verdicts.rename_axis("test digits"),

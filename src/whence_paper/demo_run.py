@@ -105,7 +105,7 @@ def classes_table(classes: list[Classes]) -> Table:
     draws = "one draw" if len(classes) == 1 else f"{len(classes)} draws"
     table = Table(
         title="Ten digits, cross-entropy: the same questions, beside scores without whence",
-        caption=f"Mean AUROC of {draws}. kNN and DDU work with the network's last features.",
+        caption=f"Mean AUROC of {draws}. kNN, DDU and Mahalanobis work with the network's last features.",
     )
     table.add_column("score")
     for question in ("noisy digit", "missing digit", "noisy against missing"):
