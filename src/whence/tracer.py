@@ -278,8 +278,8 @@ class Tracer(Fitted):
             x: as for `predict`.
             level: one minus the share of ordinary predictions that may be called noisy, or scarce, by chance.
             top: how many training examples to name for each prediction, among those that inputs are compared with.
-            examples: (m,) for inputs that are training examples, their number; -1 for other inputs. They are then not
-                compared with themselves.
+            examples: (m,) for inputs that are training examples, their number; -1 for other inputs. They are then
+                judged by the fit without them, and not compared with themselves.
 
         Examples:
             >>> import torch, whence

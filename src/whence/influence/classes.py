@@ -69,7 +69,7 @@ def predicted_probability(
     """(m,) probability of the predicted class, and how often two labels drawn from the network's probabilities differ.
 
     For outputs (m, ..., k); `nan` without classes. The mean over positions, and over outputs with their own labels. If
-    the inputs are training `examples` (m,), each is predicted by the fit without it, if that is known.
+    inputs are training `examples` (m,), -1 for others, they are predicted by the fit without them, if that is known.
     """
     problem, likelihood = fitted.problem, fitted.problem.likelihood
     if codes is None:
@@ -78,7 +78,8 @@ def predicted_probability(
     flat, apart = outputs.reshape(-1, outputs.shape[-1]).double(), codes[1] - codes[0]
     p = likelihood.probabilities(flat) if likelihood.has_classes else (flat - codes[0]) / apart
     if examples is not None and problem.sketch is None:
-        p = p + ((fitted.residuals[examples] - fitted.loo_residuals[examples]) / apart).reshape(p.shape)
+        change = (fitted.residuals[examples] - fitted.loo_residuals[examples]) / apart
+        p = p + torch.where(examples.unsqueeze(1) >= 0, change, 0.0).reshape(p.shape)
     if likelihood.has_classes and not likelihood.couples_outputs:
         p = p.clamp(0.0, 1.0)
         best, differ = torch.maximum(p, 1 - p).mean(1), (2 * p * (1 - p)).mean(1)
