@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -42,16 +43,13 @@ def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
     """The ridge as a number, or the name of the method that chooses it."""
     if isinstance(ridge, str) and ridge in ("auto", "loo"):
         return "auto" if ridge == "auto" else "loo"
-    try:
-        value = math.nan if isinstance(ridge, str) else float(ridge)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0.0 <= value < math.inf:
-        raise InputError(
-            f'expected ridge to be a finite number >= 0, "auto" or "loo", got {shortly(ridge)}. It is lambda in sum of '
-            "squared errors + lambda ||w||^2; see whence.ridge_from_weight_decay."
-        )
-    return value
+    with suppress(TypeError, ValueError):
+        if not isinstance(ridge, str) and 0.0 <= float(ridge) < math.inf:
+            return float(ridge)
+    raise InputError(
+        f'expected ridge to be a finite number >= 0, "auto" or "loo", got {shortly(ridge)}. It is lambda in sum of '
+        "squared errors + lambda ||w||^2; see whence.ridge_from_weight_decay."
+    )
 
 
 def check_columns(columns: Any) -> int | None:
@@ -172,14 +170,16 @@ def run_fit(
     check_model(model)
     fingerprints = fingerprint(model)
     with preserved(model):
-        network = Network(model)
-        bar = Progress(progress and processes.rank == 0)
+        network, bar = Network(model), Progress(progress and processes.rank == 0)
         batches = Batches(loader, network.device, bar, passes=Passes(processes))
-        selection = _inspect_first_batch(network, batches, options)
+        first = batches.first()
+        batches.notes += model.notes if isinstance(model, LeafSum) else []
+        batches.notes += network.check_repeatable(first.inputs)
+        selection = select(network, options.parameters, first.inputs)
+        follow_own_loss(network, batches, first, getattr(options.likelihood, "ignore_index", None))
         budget = _prepare_passes(batches, model, options, selection)
         columns = default_columns(network, batches) if options.columns == 0 else options.columns
         if columns is not None:
-            first = batches.first()
             sizes = (columns + 1, first.targets[0].numel(), (length(batches.loader) or 1) * first.size)
             require_plan(options.structure, network, selection, first.inputs, *sizes, budget)
         planned = (options.likelihood, options.execution, budget, columns, options.execution.seed)
@@ -190,17 +190,6 @@ def run_fit(
             batches.fingerprints[:] = [one for each in gathered for one in each]
         batches.passes.close()
         return _with_trust(tracer, bar)
-
-
-def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions) -> Selection:
-    """Check on the first batch that the model is reliable; select parameters, and find what labels mean."""
-    first = batches.first()
-    if isinstance(network.model, LeafSum):
-        batches.notes.extend(network.model.notes)
-    batches.notes.extend(network.check_repeatable(first.inputs))
-    selection = select(network, options.parameters, first.inputs)
-    follow_own_loss(network, batches, first, getattr(options.likelihood, "ignore_index", None))
-    return selection
 
 
 def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, selection: Selection) -> Budget:

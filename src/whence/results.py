@@ -237,7 +237,7 @@ class Uncertainty(Shown):
             if self.mean.shape[-1] > 1:
                 columns |= _by_output(name, self.variance(name), shape)
         columns["ratio"] = self.ratio
-        return frame({name: [column.reshape(-1)] for name, column in columns.items()})
+        return frame({name: column.reshape(-1) for name, column in columns.items()})
 
     def __repr__(self) -> str:
         if not len(self):
@@ -376,11 +376,11 @@ def probability_text(probability: float, std: float = math.nan) -> str:
     return f"{probability:.3f} ± {f'{std:.3f}' if std <= MAX_STD else f'{MAX_STD} or more'}"
 
 
-def frame(columns: Mapping[Any, Sequence[Tensor | list[str]]]) -> pandas.DataFrame:
-    """Make a data frame from columns given in pieces.
+def frame(columns: Mapping[Any, Tensor | Sequence[str]]) -> pandas.DataFrame:
+    """Make a data frame.
 
     Examples:
-        >>> frame({"index": [torch.tensor([3]), torch.tensor([5])], "word": [["a"], ["b"]]})["index"].tolist()
+        >>> frame({"index": torch.tensor([3, 5]), "word": ["a", "b"]})["index"].tolist()
         [3, 5]
     """
     try:
@@ -388,11 +388,8 @@ def frame(columns: Mapping[Any, Sequence[Tensor | list[str]]]) -> pandas.DataFra
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("expected pandas for a table. Install it: pip install 'whence[report]'.") from error
 
-    def joined(pieces: Sequence[Any]) -> Any:
-        tensors = len(pieces) and isinstance(pieces[0], Tensor)
-        return torch.cat([*pieces]).cpu().numpy() if tensors else [word for piece in pieces for word in piece]
-
-    return pandas.DataFrame({name: joined(pieces) for name, pieces in columns.items()})
+    arrays = {name: one.cpu().numpy() if isinstance(one, Tensor) else one for name, one in columns.items()}
+    return pandas.DataFrame(arrays)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ the labels around the input agree. `Calibration` holds the reference values, fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -193,11 +192,10 @@ class Explanation(Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per prediction."""
-        columns: dict[str, Sequence[Tensor | list[str]]] = {"verdict": [list(self.verdicts)]}
         names = ("noise", "disagreement", "ambiguity", "scarcity", "noise_p", "scarcity_p", "probability")
-        columns |= {name: [getattr(self, name)] for name in (*names, "ratio", "ho", "hec3", "source")}
-        columns |= {name: [[_listing(row) for row in getattr(self, name)]] for name in ("check", "near")}
-        return frame(columns)
+        columns = {name: getattr(self, name) for name in (*names, "ratio", "ho", "hec3", "source")}
+        named = {name: [_listing(row) for row in getattr(self, name)] for name in ("check", "near")}
+        return frame({"verdict": self.verdicts, **columns, **named})
 
     def __repr__(self) -> str:
         """Count each verdict."""

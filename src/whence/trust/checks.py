@@ -136,7 +136,7 @@ class Trust(Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per check."""
-        return frame({name: [list(self._all(name))] for name in ("name", "level", "figures", "words")})
+        return frame({name: self._all(name) for name in ("name", "level", "figures", "words")})
 
     def __repr__(self) -> str:
         return f"Trust({self.headline})"
