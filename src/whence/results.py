@@ -263,10 +263,9 @@ class Uncertainty(Shown):
 
     def _table(self) -> Table:
         *shape, k = self.mean.shape
-        total, positions = math.prod(shape), math.prod(shape[1:])
-        if not total:
+        if not math.prod(shape):
             return Table(self._size())
-        rows, more = rows_shown(total, "to_frame()")
+        (rows, more), positions = rows_shown(math.prod(shape), "to_frame()"), math.prod(shape[1:])
         columns = [places(rows)]
         if len(shape) > 1:
             columns = [Column("no., position", tuple(f"{row // positions}, {row % positions}" for row in range(rows)))]
@@ -279,7 +278,10 @@ class Uncertainty(Shown):
             if self._stds is None:
                 note = "Standard deviations: probability_std(). Logits and their variances: to_frame()."
         else:
-            columns += self._number_columns(rows)
+            columns.append(Column("mean", _listed(self.mean, rows), left=k > 1))
+            if k == 1:
+                bounds = zip(*(_listed(bound, rows) for bound in self.interval(0.95)), strict=True)
+                columns.append(Column("95% interval", tuple(f"{low} to {high}" for low, high in bounds)))
             bars = (hec3 / hec3.nan_to_num(0.0).max()).nan_to_num(0.0)
             columns.append(Column("Ho", numbers(ho.tolist())))
             columns.append(Column("HeC3", numbers(hec3.tolist()), bars=tuple(bars.tolist())))
@@ -287,19 +289,10 @@ class Uncertainty(Shown):
         columns.append(Column("HeC3/Ho", tuple(f"{value:.2f}" for value in ratio.tolist())))
         return Table(self._size(), tuple(columns), f"{note}\n{more}".strip())
 
-    def _number_columns(self, rows: int) -> list[Column]:
-        """The means, with bounds if there is one output."""
-        several = self.mean.shape[-1] > 1
-        columns = [Column("mean", _listed(self.mean, rows), left=several)]
-        if not several:
-            bounds = zip(*(_listed(bound, rows) for bound in self.interval(0.95)), strict=True)
-            columns.append(Column("95% interval", tuple(f"{low} to {high}" for low, high in bounds)))
-        return columns
-
     def _class_columns(self, rows: int) -> list[Column]:
         """The most probable class with its probability, or the probabilities of all outputs."""
-        p, stds, columns = self.probabilities, self._stds, []
-        stds = torch.full_like(p, math.nan) if stds is None else stds
+        p, columns = self.probabilities, []
+        stds = torch.full_like(p, math.nan) if self._stds is None else self._stds
         if self.chosen is None and self._known_likelihood().couples_outputs and p.shape[-1] > 1:
             best = p.argmax(-1, keepdim=True)
             columns = [Column("class", _listed(best, rows))]

@@ -684,6 +684,9 @@ def test_training_examples_are_as_ambiguous_as_the_fit_without_them(generator: t
     for name in ("ambiguity", "probability"):
         wanted = torch.cat([getattr(found, name)[:3], getattr(tracer.explain(points[:3]), name)])
         torch.testing.assert_close(getattr(mixed, name), wanted)
+    for wrong in ([0, 1], [0, 1, 2, 3]):
+        with pytest.raises(ShapeError, match=f"for each of 3 inputs.*, got {len(wrong)}"):
+            tracer.explain(x[:3], examples=wrong)
 
 
 def test_some_of_many_examples_stand_for_all(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

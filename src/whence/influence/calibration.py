@@ -41,7 +41,7 @@ MOST_CERTAIN = 0.999  # upper bound of the noise when odds are computed
 LEAST_SCARCITY, LEAST_AMBIGUITY = 1.05, 0.1
 # A half, twice: the weight in the scarcity of the local score (the distance relative to those of the nearest examples),
 # beside that of the distance itself; and the weight of scarcity, in standard deviations, beside noise in the source.
-BESIDE = 0.5
+HALF = 0.5
 FEW = 20  # the median of so many examples with the same answer counts as much as that of all examples
 # The spread of logarithms is the distance of this quantile from their median, and at least the second number: one
 # standard deviation of a normal distribution.
@@ -62,16 +62,16 @@ class Calibration:
 
     neighbours: Neighbours  # the s training examples that inputs are compared with
     squares: Tensor  # (s,) how often two labels differ at each of them, or the squared error of a regression
-    nearby: IsotonicRegression  # squares expected for averages around an input
+    square_by_average: IsotonicRegression  # squares expected for averages around an input
     # Squares expected for ambiguities of the network's answers; `None` if these do not count, because they are no
     # probabilities of classes, or those of trees, whose splits have learned the labels.
-    answered: IsotonicRegression | None
+    square_by_ambiguity: IsotonicRegression | None
     noise_limit: float  # labels are called noisy if `Explanation.noise` and
     disagreement_limit: float  # `Explanation.disagreement` are above these
     distances: DistanceScale
     ordinary: Tensor  # z-scores of the distances of ordinary training examples, ascending
     noisy: Tensor  # those of the training examples with noisy labels around them, ascending
-    ambiguities: Tensor | None  # of the answers for ordinary training examples, ascending; `None` where `answered` is
+    ambiguities: Tensor | None  # of the answers for ordinary training examples, ascending; `None` if they do not count
     rare: Tensor  # (k + 1,) whether hardly any training example has the label of a class; the last for all others
     codes: Codes
     unit: float  # unit of the residuals of a regression; squares are in its square
@@ -94,8 +94,8 @@ class Calibration:
         # Labels around each training example, without its own: which of them contradict each other?
         weights = neighbours.training_weights().to(squares)
         average = weights @ squares if len(index) > 1 else squares
-        nearby = IsotonicRegression.fit(average, squares)
-        expected = nearby.predict(average)
+        by_average = IsotonicRegression.fit(average, squares)
+        expected = by_average.predict(average)
         limit = limit_for_classes(squares) if codes is not None else NOISIER_TARGETS * float(squares.mean())
         disagreement_limit = noise_limit = limit if codes is not None else unit * limit**0.5
         agreeing = expected <= limit
@@ -104,11 +104,11 @@ class Calibration:
         ordinary = torch.ones_like(agreeing) if few else agreeing
 
         # Probabilities of classes are a second witness.
-        answered = ambiguities = None
+        by_ambiguity = ambiguities = None
         if fitted.problem.likelihood.has_classes and not isinstance(fitted.problem.network.model, LeafSum):
             ambiguity = predicted_probability(fitted, outputs, codes, index)[1]
-            answered, ambiguities = IsotonicRegression.fit(ambiguity, squares), ambiguity[ordinary].sort().values
-            noise = (expected.clamp_max(1.0) * answered.predict(ambiguity).clamp_max(1.0)).sqrt()
+            by_ambiguity, ambiguities = IsotonicRegression.fit(ambiguity, squares), ambiguity[ordinary].sort().values
+            noise = (expected.clamp_max(1.0) * by_ambiguity.predict(ambiguity).clamp_max(1.0)).sqrt()
             noise_limit = limit_for_classes(noise)
             noisy = noisy & (noise > noise_limit)
 
@@ -117,18 +117,18 @@ class Calibration:
         candidates = neighbours.nearest[:, :CANDIDATES]
         own = neighbours.by_within.distances(neighbours.by_within.known, candidates).to(squares)
         distances = DistanceScale.of(own, candidates, answers, ordinary)
-        remote = distances.z_scores(own, candidates, answers)
+        distance_z = distances.z_scores(own, candidates, answers)
         some = f"Inputs are compared with {len(index):,} of {known:,} training examples."
         return cls(
             neighbours=neighbours,
             squares=squares,
-            nearby=nearby,
-            answered=answered,
+            square_by_average=by_average,
+            square_by_ambiguity=by_ambiguity,
             noise_limit=noise_limit,
             disagreement_limit=disagreement_limit,
             distances=distances,
-            ordinary=remote[ordinary].sort().values,
-            noisy=remote[noisy].sort().values,
+            ordinary=distance_z[ordinary].sort().values,
+            noisy=distance_z[noisy].sort().values,
             ambiguities=ambiguities,
             rare=rare,
             codes=codes,
@@ -138,14 +138,14 @@ class Calibration:
 
     def disagreement(self, average: Tensor) -> Tensor:
         """(m,) how often two labels differ, or the standard deviation of targets, from averages of squares (m,)."""
-        expected = self.nearby.predict(average)
+        expected = self.square_by_average.predict(average)
         return expected.clamp_max(1.0) if self.classes else self.unit * expected.sqrt()
 
     def noise(self, disagreement: Tensor, ambiguity: Tensor) -> Tensor:
         """(m,) noise, from the disagreement (m,) and the ambiguity of the network's answers (m,)."""
-        if self.answered is None:
+        if self.square_by_ambiguity is None:
             return disagreement
-        return (disagreement * self.answered.predict(ambiguity).clamp_max(1.0)).sqrt()
+        return (disagreement * self.square_by_ambiguity.predict(ambiguity).clamp_max(1.0)).sqrt()
 
     def noise_p(self, average: Tensor, effective: Tensor) -> Tensor:
         """(m,) how often shuffled squares would give an average at least as large, over effective numbers (m,)."""
@@ -161,9 +161,9 @@ class Calibration:
         """(m,) whether hardly any training example has the predicted class (m,) as its label."""
         return self.rare[answers.clamp_max(len(self.rare) - 1)]
 
-    def scarcity(self, remote: Tensor) -> Tensor:
+    def scarcity(self, distance_z: Tensor) -> Tensor:
         """(m,) z-scores of distances (m,) as factors: 1 is typical, twice the distance is 2 or more."""
-        return (self.distances.by_class.spread * remote).exp()
+        return (self.distances.by_class.spread * distance_z).exp()
 
     def scarcity_limit(self, level: float) -> float:
         """The scarcity that this share of ordinary training examples does not exceed; with two tests, a larger one."""
@@ -176,24 +176,26 @@ class Calibration:
             return 1.0
         return max(float(self.ambiguities.quantile((1.0 + level) / 2.0)), LEAST_AMBIGUITY)
 
-    def scarcity_p(self, remote: Tensor, ambiguity: Tensor, noisy: Tensor) -> Tensor:
+    def scarcity_p(self, distance_z: Tensor, ambiguity: Tensor, noisy: Tensor) -> Tensor:
         """(m,) share of training examples as unusual: of those with noisy labels around them where `noisy` (m,).
 
         Elsewhere of ordinary ones, by z-scores of distances (m,) or by the ambiguity of the answers (m,). These are
         two tests, so the smaller share counts twice (Bonferroni).
         """
-        share = empirical_p_value(self.ordinary, remote).masked_fill(self.scarcity(remote) < LEAST_SCARCITY, 1.0)
+        share = empirical_p_value(self.ordinary, distance_z).masked_fill(
+            self.scarcity(distance_z) < LEAST_SCARCITY, 1.0
+        )
         if self.ambiguities is not None:
             undecided = empirical_p_value(self.ambiguities, ambiguity).masked_fill(ambiguity < LEAST_AMBIGUITY, 1.0)
             share = (2.0 * torch.minimum(share, undecided)).clamp_max(1.0)
-        return torch.where(noisy, empirical_p_value(self.noisy, remote), share)
+        return torch.where(noisy, empirical_p_value(self.noisy, distance_z), share)
 
-    def source(self, noise: Tensor, remote: Tensor, level: float) -> Tensor:
+    def source(self, noise: Tensor, distance_z: Tensor, level: float) -> Tensor:
         """(m,) how far noise is above its limit, minus half of how far scarcity is above its own."""
-        beyond = remote - math.log(self.scarcity_limit(level)) / self.distances.by_class.spread
+        beyond = distance_z - math.log(self.scarcity_limit(level)) / self.distances.by_class.spread
         both = torch.stack([noise, torch.full_like(noise, self.noise_limit)]).clamp_min(torch.finfo(noise.dtype).tiny)
         scale = both.clamp_max(MOST_CERTAIN).logit() if self.classes else 2.0 * both.log()
-        return scale[0] - scale[1] - BESIDE * beyond
+        return scale[0] - scale[1] - HALF * beyond
 
 
 def label_squares(fitted: Fitted, neighbours: Neighbours, codes: Codes, unit: float) -> tuple[Tensor, Tensor]:
@@ -377,7 +379,7 @@ class DistanceScale:
         """
         relative = distances / average_of(self.known, near).to(distances)
         local = self.local.z_scores(relative, torch.zeros_like(answers))
-        return self.by_class.z_scores(distances, answers) + BESIDE * local
+        return self.by_class.z_scores(distances, answers) + HALF * local
 
 
 def average_of(values: Tensor, near: Tensor) -> Tensor:

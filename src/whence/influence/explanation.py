@@ -247,14 +247,14 @@ def explain(
     # How much the labels of these examples contradict each other, and how far away they are.
     disagreement = calibration.disagreement(around.average)
     noise = calibration.noise(disagreement, ambiguity)
-    remote = calibration.distances.z_scores(around.distances, around.candidates, answers)
+    distance_z = calibration.distances.z_scores(around.distances, around.candidates, answers)
     found = Explanation(
         level=level,
         noise=noise,
         disagreement=disagreement,
-        scarcity=calibration.scarcity(remote),
+        scarcity=calibration.scarcity(distance_z),
         noise_p=calibration.noise_p(around.average, around.effective),
-        scarcity_p=torch.ones_like(remote),  # set below: it depends on whether labels are noisy
+        scarcity_p=torch.ones_like(distance_z),  # set below: it depends on whether labels are noisy
         probability=probability,
         rare=calibration.has_rare_answer(answers),
         ambiguity=ambiguity,
@@ -262,7 +262,7 @@ def explain(
         hec3=hec3,
         check=around.check,
         near=around.near,
-        source=calibration.source(noise, remote, level),
+        source=calibration.source(noise, distance_z, level),
         noise_limit=calibration.noise_limit,
         disagreement_limit=calibration.disagreement_limit,
         scarcity_limit=calibration.scarcity_limit(level),
@@ -270,7 +270,7 @@ def explain(
         classes=calibration.classes,
         notes=calibration.notes,
     )
-    return replace(found, scarcity_p=calibration.scarcity_p(remote, ambiguity, found._noise_found))
+    return replace(found, scarcity_p=calibration.scarcity_p(distance_z, ambiguity, found._noise_found))
 
 
 def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:

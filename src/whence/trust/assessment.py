@@ -26,7 +26,7 @@ from whence.jacobian.views import OutputMixtures
 from whence.linalg import largest
 from whence.runtime.model_state import rounded_products
 from whence.trust import checks
-from whence.trust.checks import FINE, Check, Trust, own_checks, fold_change, if_solved, level_of, worst
+from whence.trust.checks import FINE, Check, Trust, fold_change, if_solved, level_of, own_checks, worst
 
 ITERATIONS = 1000  # most iterations of an exact solve
 PARTS = ("the sample", "exact steps", "exact variances")  # shown in the progress line
