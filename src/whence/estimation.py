@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sized
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 from torch.utils.data import DataLoader
@@ -28,8 +28,7 @@ from whence.runtime.model_state import check_model, preserved
 from whence.trees import fitted_trees
 
 
-@dataclass(frozen=True)
-class Alternative:
+class Alternative(NamedTuple):
     """Another structure for the same problem."""
 
     structure: str  # its name
@@ -79,10 +78,10 @@ class Estimate:
 
     def __str__(self) -> str:
         about = "at most " if self.bounded else "about "
-        sizes = {"example": self.examples, "output": self.outputs, "parameter": self.parameters}
+        sizes = (self.examples, "example"), (self.outputs, "output"), (self.parameters, "parameter")
         fits = f"{'fits' if self.fits else 'does NOT fit'} in {readable(self.limit)}"
         lines = [
-            f"{self.structure}: {', '.join(count(number, what) for what, number in sizes.items())}",
+            f"{self.structure}: {', '.join(count(*size) for size in sizes)}",
             f"  memory   {about}{readable(self.memory)}, {fits}",
             *([f"  disk     {about}{readable(self.disk)}"] if self.disk else []),
             f"  time     about {duration(self.seconds)}",
@@ -144,9 +143,9 @@ def estimate(
 
     Examples:
         >>> import torch, whence
-        >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
-        >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
-        >>> found = whence.estimate(net, [(x, 2 * x + 1)], execution=whence.Execution(max_memory=2**30))
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+        >>> limited = whence.Execution(max_memory=2**30)
+        >>> found = whence.estimate(torch.nn.Linear(1, 1), [(x, 2 * x + 1)], execution=limited)
         >>> found.fits, found.examples, found.parameters
         (True, 20, 2)
     """
@@ -178,7 +177,7 @@ def estimate(
         sizes = measure_sizes(small, gradients, first.inputs, n, batch)
         sizes = replace(sizes, dual=execution.checkpoint is None, scratch=execution.scratch is not None)
         seconds, cost = clock_work(small, gradients, seen, read), chosen.cost(sizes)
-        others = (other.cost(sizes) for other in alternatives)
+        others = [one for one in (other.cost(sizes) for other in alternatives) if one.name != cost.name]
         return Estimate(
             structure=cost.name,
             examples=n,
@@ -188,8 +187,6 @@ def estimate(
             bounded=cost.least is not None,
             limit=small.budget.limit,
             seconds=seconds(cost, n),
-            alternatives=tuple(
-                Alternative(other.name, other.memory, seconds(other, n)) for other in others if other.name != cost.name
-            ),
+            alternatives=tuple(Alternative(one.name, one.memory, seconds(one, n)) for one in others),
             disk=cost.disk,
         )

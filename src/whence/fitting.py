@@ -22,6 +22,7 @@ from whence.curvature.plan import require_plan
 from whence.curvature.ridge_search import check_search, default_ridge, fit_at_best
 from whence.data.batches import Batches, length
 from whence.data.targets import example_fingerprints
+from whence.display import listing
 from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
 from whence.estimators import LeaveOneOut, Policy, Unit, assemble, hc1_factor
 from whence.jacobian.leaves import LeafSum
@@ -352,36 +353,36 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
 
 
 def _diagnose(tracer: Tracer, source: str) -> list[Finding]:
+    """What a fit shows of itself; `source` says where its ridge is from."""
     problem, bread, loo, step, adjusted = tracer.problem, tracer.bread, tracer.loo, tracer.step, tracer.adjusted
-    numbers = problem.numbers
-    scale = float(problem.isometric(problem.residuals).square().mean().sqrt())
-    lost = times_hessian(step.change, problem.hessian_roots)
-    moved = float(problem.isometric(lost).square().mean().sqrt()) / scale if scale > 0 else 0.0
-    freedom = bread.degrees_of_freedom
-    undetermined = loo.policy == "exact" and adjusted.guarded > 0
-    names = list(problem.selection.parameters)
-    more = ", ..." * (len(names) > 6)
-    off = "; more than there are: the approximation or lambda is off" * (freedom > numbers)
-    lost_words = "; without them their predictions are not determined, and HeC3 is rounding error: raise ridge"
+    scale, moved = (
+        float(problem.isometric(one).square().mean().sqrt())
+        for one in (problem.residuals, times_hessian(step.change, problem.hessian_roots))
+    )
+    numbers, freedom, fitted = problem.numbers, bread.degrees_of_freedom, problem.selection.size
+    largest = float(adjusted.leverage.max())
+    off = "; more than there are: the approximation or lambda is off" if freedom > numbers else ""
     step_words = "size of the step to the optimum of the linearized model, over the size of the weights"
     change_words = "how far that step would move the training residuals, over their size (root mean squares)"
-    guarded = f"{loo.unit_name} at the guard, of {loo.deletions}{lost_words * undetermined}"
-    largest = float(adjusted.leverage.max())
+    guarded = f"{loo.unit_name} at the guard, of {loo.deletions}"
+    if loo.policy == "exact" and adjusted.guarded > 0:
+        guarded += "; without them their predictions are not determined, and HeC3 is rounding error: raise ridge"
     findings = [
-        Finding("parameters", problem.selection.size, f"selected weights: {', '.join(names[:6])}{more}"),
+        Finding("parameters", fitted, f"selected weights: {listing([*problem.selection.parameters], 6)}"),
         Finding("ridge", bread.ridge, f"lambda on the sum scale: {source}"),
         Finding("degrees of freedom", freedom, f"of {numbers} numbers{off}"),
         Finding("Newton step", step.relative, step_words + "; taken" * loo.recenter),
-        Finding("Newton change", moved, change_words),
+        Finding("Newton change", moved / scale if scale > 0 else 0.0, change_words),
         Finding("leverage policy", loo.policy, ""),
         Finding("largest leverage", largest, "1 means that the example determines its own prediction"),
         Finding("guarded leverages", adjusted.guarded, guarded),
     ]
-    fitted = problem.selection.size
+    notes = [*problem.batches.notes, *bread.notes]
     trained = sum(one.numel() for one in problem.network.model.parameters() if one.requires_grad)
-    part = (
-        f"Verdicts compare predictions by the fitted weights alone, {fitted:,} of {trained:,} that can be trained. "
-        "Up to a tenth of the verdicts differed from those of all weights: for verdicts fit all of them."
-    )
-    notes = [*([part] if fitted < trained else []), *problem.batches.notes, *bread.notes]
+    if fitted < trained:
+        part = (
+            f"Verdicts compare predictions by the fitted weights alone, {fitted:,} of {trained:,} that can be trained. "
+            "Up to a tenth of the verdicts differed from those of all weights: for verdicts fit all of them."
+        )
+        notes.insert(0, part)
     return findings + [Finding("note", note, "") for note in notes]

@@ -251,14 +251,13 @@ def for_each_batch(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, 
     notes: list[str] = []
     chunks = Chunks(notes, "predictions")
 
-    def in_chunks(inputs: Inputs, where: str) -> Iterator[T]:
+    def in_chunks(inputs: Inputs, where: str) -> Iterator[tuple[slice, T]]:
         size = batch_size(inputs, where)
         whole = slice(0, size)
-        found = chunks.of(size, size, lambda rows: work(inputs if rows == whole else take(inputs, rows), where))
-        return (one for _, one in found)
+        return chunks.of(size, size, lambda rows: work(inputs if rows == whole else take(inputs, rows), where))
 
     with using_model(fitted):
-        done = [one for inputs, where in inputs_of(fitted, x, plain) for one in in_chunks(inputs, where)]
+        done = [one for inputs, where in inputs_of(fitted, x, plain) for _, one in in_chunks(inputs, where)]
     for note in notes:
         fitted.problem.progress.say(f"whence: {note}")
     return done

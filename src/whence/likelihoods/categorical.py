@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -48,10 +48,9 @@ class Categorical(Likelihood):
 
     def __post_init__(self) -> None:
         """Raise for invalid options, and convert weights to plain numbers."""
-        if not isinstance(self.ignore_index, int):
-            raise InputError(f"expected ignore_index to be a whole number, got {self.ignore_index!r}.")
-        if not -(2**63) <= self.ignore_index < 2**63:
-            raise InputError(f"expected ignore_index to be a number of 64 bits, got {self.ignore_index}.")
+        ignored: Any = self.ignore_index
+        if not isinstance(ignored, int) or not -(2**63) <= ignored < 2**63:
+            raise InputError(f"expected ignore_index to be a whole number of 64 bits, got {ignored!r}.")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise InputError(f"expected label_smoothing at least 0 and below 1, got {self.label_smoothing}.")
         if self.weight is not None:
@@ -104,7 +103,9 @@ class Categorical(Likelihood):
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The residuals c y - s p with s = sum c y, as c y (1 - p) - (s - c y) p: exact for a single label."""
         p = outputs.softmax(1)
-        return targets * _rest(p) - (targets.sum(1, keepdim=True) - targets) * p
+        top = p.argmax(1, keepdim=True)
+        rest = (1.0 - p).scatter(1, top, p.scatter(1, top, 0.0).sum(1, keepdim=True))  # 1 - p, accurate to all digits
+        return targets * rest - (targets.sum(1, keepdim=True) - targets) * p
 
     def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """R = sqrt(s) (diag(sqrt(p)) - p sqrt(p)^T), for which R R^T = s (diag(p) - p p^T)."""
@@ -148,12 +149,6 @@ class Categorical(Likelihood):
         first, second = outputs.topk(2, dim=1).indices.unbind(1)
         found = one_hot(first, outputs.shape[1]) - one_hot(second, outputs.shape[1])
         return found.to(outputs.dtype).unsqueeze(1)
-
-
-def _rest(p: Tensor) -> Tensor:
-    """(n, k) 1 - p; for the largest p the sum of all others, which is accurate to all digits."""
-    top = p.argmax(1, keepdim=True)
-    return (1.0 - p).scatter(1, top, p.scatter(1, top, 0.0).sum(1, keepdim=True))
 
 
 def class_weights(given: float | Sequence[float] | Tensor, name: str, alone: bool = False) -> tuple[float, ...]:
