@@ -274,7 +274,7 @@ class Tracer(Fitted):
             level: one minus the share of ordinary predictions that may be called noisy, or scarce, by chance.
             top: how many training examples to name for each prediction, among those that inputs are compared with.
             examples: (m,) for inputs that are training examples, their number; -1 for other inputs. They are then
-                judged by the fit without them, and not compared with themselves.
+                not compared with themselves, and their ambiguity is that of the fit without them.
 
         Examples:
             >>> import torch, whence

@@ -57,11 +57,11 @@ class Explanation(Shown):
         scarcity_p: (m,) p-value: the share of ordinary training examples, each left out, with at least this scarcity.
             Where ambiguities count too, twice the smaller of this share and that of answers at least as ambiguous. For
             an input with noisy labels around it, the share among the training examples with noisy labels around them.
-        probability: (m,) the network's probability for its own answer, the predicted class; `nan` for regression. Of
-            training examples, that of the fit without them.
+        probability: (m,) the network's probability for its own answer, the predicted class; `nan` for regression.
         rare: (m,) whether hardly any training example has the predicted class as its label: fewer than 20, and fewer
             than a fifth of the median of the classes.
-        ambiguity: (m,) how often two labels drawn from these probabilities would differ; `nan` for regression.
+        ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ, for training
+            `examples` from those of the fit without them; `nan` for regression.
         ho, hec3: (m,) traces of Ho and HeC3.
         check: (m, t) training examples with the largest terms in `disagreement`: labels to check first.
         near: (m, t) training examples with the largest weights in `disagreement`.
