@@ -34,18 +34,18 @@ NOISIER, NOISIER_TARGETS = 2.5, 1.5
 # For classes that limit is at least the first, and at most the second or one minus the average: labels are not called
 # noisy if two of them differ in less than a tenth of all pairs.
 LEAST_DISAGREEMENT, MOST_DISAGREEMENT = 0.1, 2 / 3
-SAME_PLACE = 1e-5  # averages of squares with a smaller relative difference are the same up to rounding
-MOST_CERTAIN = 0.999  # upper bound of the noise when odds are computed
+TIE = 1e-5  # averages of squares with a smaller relative difference are the same up to rounding
+MOST_NOISE = 0.999  # upper bound of the noise when odds are computed
 # A scarcity below the first is not unusual, and neither is an answer if two labels drawn from the network's own
 # probabilities differ in a smaller share of cases than the second.
 LEAST_SCARCITY, LEAST_AMBIGUITY = 1.05, 0.1
 # A half, twice: the weight in the scarcity of the local score (the distance relative to those of the nearest examples),
 # beside that of the distance itself; and the weight of scarcity, in standard deviations, beside noise in the source.
 HALF = 0.5
-FEW = 20  # the median of so many examples with the same answer counts as much as that of all examples
+PRIOR_EXAMPLES = 20  # the median of so many examples with the same answer counts as much as that of all examples
 # The spread of logarithms is the distance of this quantile from their median, and at least the second number: one
 # standard deviation of a normal distribution.
-UPPER, LEAST_SPREAD = 0.84, 0.05
+SPREAD_QUANTILE, LEAST_SPREAD = 0.84, 0.05
 # Least number of examples around which labels agree, to compare scarcity with these alone: fewer could not show that
 # less than 5 % have a higher one.
 LEAST_ORDINARY = 19
@@ -194,7 +194,7 @@ class Calibration:
         """(m,) how far noise is above its limit, minus half of how far scarcity is above its own."""
         beyond = distance_z - math.log(self.scarcity_limit(level)) / self.distances.by_class.spread
         both = torch.stack([noise, torch.full_like(noise, self.noise_limit)]).clamp_min(torch.finfo(noise.dtype).tiny)
-        scale = both.clamp_max(MOST_CERTAIN).logit() if self.classes else 2.0 * both.log()
+        scale = both.clamp_max(MOST_NOISE).logit() if self.classes else 2.0 * both.log()
         return scale[0] - scale[1] - HALF * beyond
 
 
@@ -305,7 +305,7 @@ class IsotonicRegression:
         """From observed values (n,) at places (n,), by pooling adjacent ones that decrease."""
         order = places.argsort(stable=True)
         x, y = (some[order].double().cpu().numpy() for some in (places, values))
-        first = numpy.flatnonzero(numpy.diff(x, prepend=-numpy.inf) > SAME_PLACE * numpy.abs(x))  # of each tie
+        first = numpy.flatnonzero(numpy.diff(x, prepend=-numpy.inf) > TIE * numpy.abs(x))  # of each tie
         pools: list[Any] = []  # sums of places and values, and the number of examples
         for pool in numpy.add.reduceat(numpy.stack([x, y, numpy.ones_like(x)]), first, axis=1).T if len(x) else ():
             while pools and pools[-1][1] * pool[2] >= pool[1] * pools[-1][2]:
@@ -348,9 +348,9 @@ class LogScale:
         for answer in range(len(typical) - 1):
             some = logs[ordinary & (answers == answer)]
             if len(some):
-                typical[answer] += 0.5 * len(some) / (len(some) + FEW) * (some.median() - middle)
+                typical[answer] += 0.5 * len(some) / (len(some) + PRIOR_EXAMPLES) * (some.median() - middle)
         above = (logs - typical[answers])[ordinary]
-        return cls(typical, max(float(above.quantile(UPPER) - above.median()), LEAST_SPREAD))
+        return cls(typical, max(float(above.quantile(SPREAD_QUANTILE) - above.median()), LEAST_SPREAD))
 
     def z_scores(self, values: Tensor, answers: Tensor) -> Tensor:
         """(m,) how many spreads the logarithms of values (m,) are above the typical one of their answers (m,)."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CONFIDENT, NOISY, SCARCE, BOTH = "confident", "noisy labels nearby", "scarce data", "both"
 VERDICTS = (CONFIDENT, NOISY, SCARCE, BOTH)
-DOTS = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
+TONES = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
 
 UNDECIDED = 0.55  # a model is not confident if the probability of its own answer is below this
 # If labels are noisy, data are called scarce only from this many times the limit on: a network that has fitted
@@ -212,7 +212,7 @@ class Explanation(Shown):
             actions.append("; ".join(one for one in (check, near) if one))
         columns = (
             places(rows),
-            Column("verdict", verdicts[:rows], left=True, dots=tuple(DOTS[verdict] for verdict in verdicts[:rows])),
+            Column("verdict", verdicts[:rows], left=True, dots=tuple(TONES[verdict] for verdict in verdicts[:rows])),
             Column("noise", tuple(map(percent, noise)) if self.classes else numbers(noise)),
             Column("scarcity", tuple(f"{value:.2f}" for value in self.scarcity[:rows].tolist())),
             Column("HeC3/Ho", tuple(f"{value:.2f}" for value in self.ratio[:rows].tolist())),

@@ -46,13 +46,13 @@ MOST_LAYERS, MOST_TREES = 8, 100  # layers, or trees, evenly spaced, that are co
 # Inputs of a layer that are wider are projected at random to the first number of directions. Of these, the second
 # number with the largest variance are compared.
 WIDEST, LEADING = 1024, 128
-# A layer's weight is this power of the share of the answers' variance that neighbours explain, judged by as many
+# A layer's weight is this power of the share of the answers' variance that neighbours explain, scored by as many
 # examples. Layers with less weight are left out.
-TRUST, JUDGED, LEAST_WEIGHT = 4, 1000, 0.02
-SAME = 1e-3  # smallest distance between inputs on a sphere of radius one
+WEIGHT_POWER, SCORED, LEAST_WEIGHT = 4, 1000, 0.02
+LEAST_DISTANCE = 1e-3  # smallest distance between inputs on a sphere of radius one
 # The bandwidth is so many times the median of how unlike, 1 - similarity, the last of an example's neighbours is; and
 # its lower bound.
-WIDTH, LEAST_BANDWIDTH = 3.0, 1e-4
+BANDWIDTH_FACTOR, LEAST_BANDWIDTH = 3.0, 1e-4
 # Leading eigenvectors of the kernel matrix that the regression uses for networks. On 2,400 images the averages of
 # squares have a correlation of at least .9995 with those by all eigenvectors. Similarities of leaves are coarser and
 # need all of them.
@@ -211,7 +211,7 @@ class Embedding:
             self.similarities(vectors[some], near[some]).topk(min(NEAREST, near.shape[1]), dim=1).values
             for some in torch.arange(len(vectors), device=vectors.device).split(max(1, COMPARED_AT_ONCE // each))
         ]
-        return (2.0 - 2.0 * torch.cat(parts)).clamp_min(SAME**2).sqrt().mean(1)
+        return (2.0 - 2.0 * torch.cat(parts)).clamp_min(LEAST_DISTANCE**2).sqrt().mean(1)
 
 
 def embed(whitenings: Mapping[str, tuple[Whitening, float]], layers: Layers) -> Tensor:
@@ -269,12 +269,12 @@ class Neighbours:
             by_total, by_within = (Embedding(whitenings, embed(whitenings, layers)) for whitenings in scaled)
             rank = RANK
         similar = by_total.similarities(by_total.known)
-        itself, count = torch.arange(len(index), device=index.device), count_for(len(index))
+        itself, count = torch.arange(len(index), device=index.device), neighbour_count(len(index))
         values, nearest = most_similar(similar, max(count, CANDIDATES), itself)
         bandwidth = LEAST_BANDWIDTH
         if values.shape[1]:
             unlike = 1.0 - values[:, min(count, values.shape[1]) - 1]
-            bandwidth = max(WIDTH * float(unlike.median()), bandwidth)
+            bandwidth = max(BANDWIDTH_FACTOR * float(unlike.median()), bandwidth)
         sizes, vectors = (some[..., -rank:].to(values) for some in eigh(((similar - 1.0) / bandwidth).double().exp()))
         shrinkage = sizes / (sizes + 1.0)
         found = cls(index, by_total, by_within, tuple(weights), nearest, bandwidth, vectors, shrinkage)
@@ -308,7 +308,7 @@ class Neighbours:
     @property
     def count(self) -> int:
         """How many of the most similar examples are neighbours."""
-        return count_for(len(self.index))
+        return neighbour_count(len(self.index))
 
     def weights(self, similar: Tensor, own: Tensor | None = None) -> Tensor:
         """(m, s) weights of the examples' labels, which sum to one, from similarities (m, s) with them.
@@ -347,7 +347,7 @@ def most_similar(similar: Tensor, count: int, own: Tensor | None = None) -> tupl
     return largest(similar, min(count, similar.shape[1] - (own is not None)))
 
 
-def count_for(examples: int) -> int:
+def neighbour_count(examples: int) -> int:
     """How many of the most similar among some examples are neighbours: about the root of their number.
 
     With few examples it is up to thirty, or an eighth of them, because an average of fewer says little about noise.
@@ -371,17 +371,17 @@ def layer_weights(units: Mapping[str, Tensor], outputs: Tensor, answers: Tensor 
     A power of the share of the variance of the answers, or of the outputs (s, k) without predicted classes, that the
     nearest other examples explain.
     """
-    said = outputs.reshape(len(outputs), -1) if answers is None else functional.one_hot(answers)
-    said = said.to(next(iter(units.values())).dtype)
-    judged = evenly_spaced(torch.arange(len(said), device=said.device), JUDGED)
-    count, shares = count_for(len(said)), dict[str, float]()
+    predictions = outputs.reshape(len(outputs), -1) if answers is None else functional.one_hot(answers)
+    predictions = predictions.to(next(iter(units.values())).dtype)
+    scored = evenly_spaced(torch.arange(len(predictions), device=predictions.device), SCORED)
+    count, shares = neighbour_count(len(predictions)), dict[str, float]()
     for name, unit in units.items() if len(units) > 1 else ():
-        similar = (unit[judged] @ unit.T).scatter_(1, judged.unsqueeze(1), -2.0)
+        similar = (unit[scored] @ unit.T).scatter_(1, scored.unsqueeze(1), -2.0)
         near = largest(similar, count)[1]
-        mean = sum(said[one] for one in near.T) / near.shape[1]  # (m, count, k) might not fit in memory
-        missed = said[judged] - mean
-        varied = (said[judged] - said.mean(0)).square().sum()
-        shares[name] = max(0.0, 1.0 - float(missed.square().sum() / varied)) ** TRUST if float(varied) > 0 else 0.0
+        mean = sum(predictions[one] for one in near.T) / near.shape[1]  # (m, count, k) might not fit in memory
+        missed = float((predictions[scored] - mean).square().sum())
+        varied = float((predictions[scored] - predictions.mean(0)).square().sum())
+        shares[name] = max(0.0, 1.0 - missed / varied) ** WEIGHT_POWER if varied > 0 else 0.0
     least = LEAST_WEIGHT * sum(shares.values())
     shares = {name: share for name, share in shares.items() if share > least} or dict.fromkeys(units, 1.0)
     return {name: share / sum(shares.values()) for name, share in shares.items()}
