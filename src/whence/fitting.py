@@ -22,7 +22,6 @@ from whence.curvature.plan import require_plan
 from whence.curvature.ridge_search import check_search, default_ridge, fit_at_best
 from whence.data.batches import Batches, length
 from whence.data.targets import example_fingerprints
-from whence.display import listing
 from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
 from whence.estimators import LeaveOneOut, Policy, Unit, assemble, hc1_factor
 from whence.jacobian.leaves import LeafSum
@@ -360,7 +359,7 @@ def _diagnose(tracer: Tracer, source: str) -> list[Finding]:
         for one in (problem.residuals, times_hessian(step.change, problem.hessian_roots))
     )
     numbers, freedom, fitted = problem.numbers, bread.degrees_of_freedom, problem.selection.size
-    largest = float(adjusted.leverage.max())
+    largest, names = float(adjusted.leverage.max()), list(problem.selection.parameters)
     off = "; more than there are: the approximation or lambda is off" if freedom > numbers else ""
     step_words = "size of the step to the optimum of the linearized model, over the size of the weights"
     change_words = "how far that step would move the training residuals, over their size (root mean squares)"
@@ -368,7 +367,7 @@ def _diagnose(tracer: Tracer, source: str) -> list[Finding]:
     if loo.policy == "exact" and adjusted.guarded > 0:
         guarded += "; without them their predictions are not determined, and HeC3 is rounding error: raise ridge"
     findings = [
-        Finding("parameters", fitted, f"selected weights: {listing([*problem.selection.parameters], 6)}"),
+        Finding("parameters", fitted, f"selected weights: {', '.join(names[:6])}{', ...' * (len(names) > 6)}"),
         Finding("ridge", bread.ridge, f"lambda on the sum scale: {source}"),
         Finding("degrees of freedom", freedom, f"of {numbers} numbers{off}"),
         Finding("Newton step", step.relative, step_words + "; taken" * loo.recenter),
