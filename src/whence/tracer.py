@@ -164,16 +164,13 @@ class Tracer(Fitted):
     def _variances_at(self, inputs: Inputs, index: Tensor, k: int, full: bool) -> dict[str, Tensor]:
         """Covariances (m, t, c, c) of outputs (m, t, c) at t positions, or variances (m, t, c)."""
         _, t, c = index.shape
-        places = index + k * torch.arange(t, device=index.device).reshape(1, t, 1)
-        parts = []
-        for some in places.split(max(1, MAX_OUTPUTS // c), dim=1):
-            flat = some.flatten(1)
-            shown = [SelectedOutputs(inputs, one) for one in flat.split(flat.shape[1] if full else MAX_OUTPUTS, dim=1)]
-            found = combine([self._variances(view, full)[1] for view in shown], partial(torch.cat, dim=1))
-            for name, values in found.items():
-                found[name] = diagonal_blocks(values, some.shape[1]) if full else values.reshape(some.shape)
-            parts.append(found)
-        return combine(parts, partial(torch.cat, dim=1))
+        places = (index + k * torch.arange(t, device=index.device).reshape(1, t, 1)).flatten(1)
+        most = MAX_OUTPUTS // c * c if full else MAX_OUTPUTS  # covariances of whole positions
+        parts = [self._variances(SelectedOutputs(inputs, some), full)[1] for some in places.split(most, dim=1)]
+        if full:
+            blocks = [{n: diagonal_blocks(one, one.shape[1] // c) for n, one in part.items()} for part in parts]
+            return combine(blocks, partial(torch.cat, dim=1))
+        return combine(parts, lambda values: torch.cat(values, dim=1).reshape(index.shape))
 
     def _variances(self, inputs: Inputs, full: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs (m, k) of inputs or of a view, and their covariances (m, k, k), or only their variances (m, k)."""

@@ -243,7 +243,7 @@ def explain(
     probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes, examples)
     answers = predicted_classes(fitted, outputs, calibration.codes)
     answers = torch.zeros(len(outputs), dtype=torch.int64, device=outputs.device) if answers is None else answers
-    around = neighbours.around(layers, calibration.squares, top, examples)
+    around = neighbours.surroundings(layers, calibration.squares, top, examples)
     # How much the labels of these examples contradict each other, and how far away they are.
     disagreement = calibration.disagreement(around.average)
     noise = calibration.noise(disagreement, ambiguity)

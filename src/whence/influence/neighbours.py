@@ -280,7 +280,7 @@ class Neighbours:
         found = cls(index, by_total, by_within, tuple(weights), nearest, bandwidth, vectors, shrinkage)
         return found, outputs, answers
 
-    def around(self, layers: Layers, squares: Tensor, top: int, examples: Tensor | None) -> Surroundings:
+    def surroundings(self, layers: Layers, squares: Tensor, top: int, examples: Tensor | None) -> Surroundings:
         """Compare inputs with the training examples, whose labels have squares (s,), as many at once as memory allows.
 
         Inputs that are training `examples` (m,), -1 for others, are not compared with themselves.
