@@ -182,9 +182,8 @@ class Calibration:
         Elsewhere of ordinary ones, by z-scores of distances (m,) or by the ambiguity of the answers (m,). These are
         two tests, so the smaller share counts twice (Bonferroni).
         """
-        share = empirical_p_value(self.ordinary, distance_z).masked_fill(
-            self.scarcity(distance_z) < LEAST_SCARCITY, 1.0
-        )
+        usual = self.scarcity(distance_z) < LEAST_SCARCITY
+        share = empirical_p_value(self.ordinary, distance_z).masked_fill(usual, 1.0)
         if self.ambiguities is not None:
             undecided = empirical_p_value(self.ambiguities, ambiguity).masked_fill(ambiguity < LEAST_AMBIGUITY, 1.0)
             share = (2.0 * torch.minimum(share, undecided)).clamp_max(1.0)
