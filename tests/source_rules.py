@@ -15,7 +15,6 @@ LAYERS = (
     ("cli",),
     ("plots", "tabular", "sklearn", "integrations"),
     ("whence",),
-    ("estimation",),
     ("api", "fitting", "tracer"),
     ("trees",),
     ("io", "report"),  # these below the tracer, which offers them as methods

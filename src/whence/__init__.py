@@ -1,7 +1,7 @@
 """`whence`: how sure is a trained network, and whence comes its doubt?"""
 
 from whence._version import __version__
-from whence.api import fit, gather, load, ridge_from_weight_decay
+from whence.api import Estimate, estimate, fit, gather, load, ridge_from_weight_decay
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
 from whence.errors import (
     CorruptArtifactError,
@@ -20,7 +20,6 @@ from whence.errors import (
     UnsupportedLayerError,
     WhenceError,
 )
-from whence.estimation import Estimate, estimate
 from whence.influence import Attribution, Explanation, Suggestion, WhatIf
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, one_hot
 from whence.results import Diagnostics, Uncertainty

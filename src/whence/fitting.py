@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -42,16 +43,13 @@ def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
     """The ridge as a number, or the name of the method that chooses it."""
     if isinstance(ridge, str) and ridge in ("auto", "loo"):
         return "auto" if ridge == "auto" else "loo"
-    try:
-        value = math.nan if isinstance(ridge, str) else float(ridge)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0.0 <= value < math.inf:
-        raise InputError(
-            f'expected ridge to be a finite number >= 0, "auto" or "loo", got {shortly(ridge)}. It is lambda in sum of '
-            "squared errors + lambda ||w||^2; see whence.ridge_from_weight_decay."
-        )
-    return value
+    with suppress(TypeError, ValueError):
+        if not isinstance(ridge, str) and 0.0 <= float(ridge) < math.inf:
+            return float(ridge)
+    raise InputError(
+        f'expected ridge to be a finite number >= 0, "auto" or "loo", got {shortly(ridge)}. It is lambda in sum of '
+        "squared errors + lambda ||w||^2; see whence.ridge_from_weight_decay."
+    )
 
 
 def check_columns(columns: Any) -> int | None:
@@ -172,14 +170,16 @@ def run_fit(
     check_model(model)
     fingerprints = fingerprint(model)
     with preserved(model):
-        network = Network(model)
-        bar = Progress(progress and processes.rank == 0)
+        network, bar = Network(model), Progress(progress and processes.rank == 0)
         batches = Batches(loader, network.device, bar, passes=Passes(processes))
-        selection = _inspect_first_batch(network, batches, options)
+        first = batches.first()
+        batches.notes += model.notes if isinstance(model, LeafSum) else []
+        batches.notes += network.check_repeatable(first.inputs)
+        selection = select(network, options.parameters, first.inputs)
+        follow_own_loss(network, batches, first, getattr(options.likelihood, "ignore_index", None))
         budget = _prepare_passes(batches, model, options, selection)
         columns = default_columns(network, batches) if options.columns == 0 else options.columns
         if columns is not None:
-            first = batches.first()
             sizes = (columns + 1, first.targets[0].numel(), (length(batches.loader) or 1) * first.size)
             require_plan(options.structure, network, selection, first.inputs, *sizes, budget)
         planned = (options.likelihood, options.execution, budget, columns, options.execution.seed)
@@ -190,17 +190,6 @@ def run_fit(
             batches.fingerprints[:] = [one for each in gathered for one in each]
         batches.passes.close()
         return _with_trust(tracer, bar)
-
-
-def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions) -> Selection:
-    """Check on the first batch that the model is reliable; select parameters, and find what labels mean."""
-    first = batches.first()
-    if isinstance(network.model, LeafSum):
-        batches.notes.extend(network.model.notes)
-    batches.notes.extend(network.check_repeatable(first.inputs))
-    selection = select(network, options.parameters, first.inputs)
-    follow_own_loss(network, batches, first, getattr(options.likelihood, "ignore_index", None))
-    return selection
 
 
 def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, selection: Selection) -> Budget:
@@ -363,36 +352,36 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
 
 
 def _diagnose(tracer: Tracer, source: str) -> list[Finding]:
+    """What a fit shows of itself; `source` says where its ridge is from."""
     problem, bread, loo, step, adjusted = tracer.problem, tracer.bread, tracer.loo, tracer.step, tracer.adjusted
-    numbers = problem.numbers
-    scale = float(problem.isometric(problem.residuals).square().mean().sqrt())
-    lost = times_hessian(step.change, problem.hessian_roots)
-    moved = float(problem.isometric(lost).square().mean().sqrt()) / scale if scale > 0 else 0.0
-    freedom = bread.degrees_of_freedom
-    undetermined = loo.policy == "exact" and adjusted.guarded > 0
-    names = list(problem.selection.parameters)
-    more = ", ..." * (len(names) > 6)
-    off = "; more than there are: the approximation or lambda is off" * (freedom > numbers)
-    lost_words = "; without them their predictions are not determined, and HeC3 is rounding error: raise ridge"
+    scale, moved = (
+        float(problem.isometric(one).square().mean().sqrt())
+        for one in (problem.residuals, times_hessian(step.change, problem.hessian_roots))
+    )
+    numbers, freedom, fitted = problem.numbers, bread.degrees_of_freedom, problem.selection.size
+    largest, names = float(adjusted.leverage.max()), list(problem.selection.parameters)
+    off = "; more than there are: the approximation or lambda is off" if freedom > numbers else ""
     step_words = "size of the step to the optimum of the linearized model, over the size of the weights"
     change_words = "how far that step would move the training residuals, over their size (root mean squares)"
-    guarded = f"{loo.unit_name} at the guard, of {loo.deletions}{lost_words * undetermined}"
-    largest = float(adjusted.leverage.max())
+    guarded = f"{loo.unit_name} at the guard, of {loo.deletions}"
+    if loo.policy == "exact" and adjusted.guarded > 0:
+        guarded += "; without them their predictions are not determined, and HeC3 is rounding error: raise ridge"
     findings = [
-        Finding("parameters", problem.selection.size, f"selected weights: {', '.join(names[:6])}{more}"),
+        Finding("parameters", fitted, f"selected weights: {', '.join(names[:6])}{', ...' * (len(names) > 6)}"),
         Finding("ridge", bread.ridge, f"lambda on the sum scale: {source}"),
         Finding("degrees of freedom", freedom, f"of {numbers} numbers{off}"),
         Finding("Newton step", step.relative, step_words + "; taken" * loo.recenter),
-        Finding("Newton change", moved, change_words),
+        Finding("Newton change", moved / scale if scale > 0 else 0.0, change_words),
         Finding("leverage policy", loo.policy, ""),
         Finding("largest leverage", largest, "1 means that the example determines its own prediction"),
         Finding("guarded leverages", adjusted.guarded, guarded),
     ]
-    fitted = problem.selection.size
+    notes = [*problem.batches.notes, *bread.notes]
     trained = sum(one.numel() for one in problem.network.model.parameters() if one.requires_grad)
-    part = (
-        f"Verdicts compare predictions by the fitted weights alone, {fitted:,} of {trained:,} that can be trained. "
-        "Up to a tenth of the verdicts differed from those of all weights: for verdicts fit all of them."
-    )
-    notes = [*([part] if fitted < trained else []), *problem.batches.notes, *bread.notes]
+    if fitted < trained:
+        part = (
+            f"Verdicts compare predictions by the fitted weights alone, {fitted:,} of {trained:,} that can be trained. "
+            "Up to a tenth of the verdicts differed from those of all weights: for verdicts fit all of them."
+        )
+        notes.insert(0, part)
     return findings + [Finding("note", note, "") for note in notes]

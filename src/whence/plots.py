@@ -29,7 +29,7 @@ from torch import Tensor
 from whence.curvature import RidgePath
 from whence.display import number
 from whence.errors import InputError, ShapeError
-from whence.influence.explanation import BOTH, CONFIDENT, NOISY, SCARCE
+from whence.influence.explanation import TONES
 from whence.influence.training import cooks_distance, label_suspicion
 from whence.likelihoods import Bernoulli, Categorical
 from whence.report.charts import kept_risk
@@ -59,13 +59,12 @@ CLASSES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, YELLOW, BLACK)
 GREY, LINE, INK = "#9aa0a6", "#6b7178", "#3c4147"
 
 # Groups of marks differ by colour and by shape; later ones lie on top.
-STYLES: dict[Tone, dict[str, Any]] = {
+STYLES: dict[str, dict[str, Any]] = {
     "plain": {"c": GREY, "marker": "o", "s": 9, "alpha": 0.5, "linewidths": 0},
     "scarcity": {"c": VERMILLION, "marker": "D", "s": 20, "alpha": 0.9, "linewidths": 0},
     "both": {"c": BLUE, "marker": "o", "s": 20, "alpha": 0.9, "edgecolors": VERMILLION, "linewidths": 1.2},
     "noise": {"c": BLUE, "marker": "o", "s": 20, "alpha": 0.9, "linewidths": 0},
 }
-VERDICTS: dict[str, Tone] = {CONFIDENT: "plain", SCARCE: "scarcity", BOTH: "both", NOISY: "noise"}
 
 NAMES = {"ho": "Ho", "laplace": "Laplace", "ratio": "HeC3/Ho", **{f"hec{i}": f"HeC{i}" for i in range(4)}}
 # Colours and dashes of the estimators, and of other curves; neighbours differ in both.
@@ -279,7 +278,7 @@ def _scatter_groups(
     """Draw the marks of each group in its tone, plain ones first, so that noise lies on top; and a legend below."""
     if groups is not None and len(groups) != len(x):
         raise ShapeError(f"expected {len(x)} groups, one for each prediction, got {len(groups)}.")
-    names, known = np.array(groups or ["predictions"] * len(x)), {**VERDICTS, **(tones or {})}
+    names, known = np.array(groups or ["predictions"] * len(x)), {**TONES, **(tones or {})}
     for name in sorted(dict.fromkeys(names), key=lambda name: list(STYLES).index(known.get(name, "plain"))):
         here, style = names == name, STYLES[known.get(name, "plain")]
         own = {} if areas is None else {"s": areas[here]}

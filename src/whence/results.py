@@ -237,7 +237,7 @@ class Uncertainty(Shown):
             if self.mean.shape[-1] > 1:
                 columns |= _by_output(name, self.variance(name), shape)
         columns["ratio"] = self.ratio
-        return frame({name: [column.reshape(-1)] for name, column in columns.items()})
+        return frame({name: column.reshape(-1) for name, column in columns.items()})
 
     def __repr__(self) -> str:
         if not len(self):
@@ -263,10 +263,9 @@ class Uncertainty(Shown):
 
     def _table(self) -> Table:
         *shape, k = self.mean.shape
-        total, positions = math.prod(shape), math.prod(shape[1:])
-        if not total:
+        if not math.prod(shape):
             return Table(self._size())
-        rows, more = rows_shown(total, "to_frame()")
+        (rows, more), positions = rows_shown(math.prod(shape), "to_frame()"), math.prod(shape[1:])
         columns = [places(rows)]
         if len(shape) > 1:
             columns = [Column("no., position", tuple(f"{row // positions}, {row % positions}" for row in range(rows)))]
@@ -279,7 +278,10 @@ class Uncertainty(Shown):
             if self._stds is None:
                 note = "Standard deviations: probability_std(). Logits and their variances: to_frame()."
         else:
-            columns += self._number_columns(rows)
+            columns.append(Column("mean", _listed(self.mean, rows), left=k > 1))
+            if k == 1:
+                bounds = zip(*(_listed(bound, rows) for bound in self.interval(0.95)), strict=True)
+                columns.append(Column("95% interval", tuple(f"{low} to {high}" for low, high in bounds)))
             bars = (hec3 / hec3.nan_to_num(0.0).max()).nan_to_num(0.0)
             columns.append(Column("Ho", numbers(ho.tolist())))
             columns.append(Column("HeC3", numbers(hec3.tolist()), bars=tuple(bars.tolist())))
@@ -287,19 +289,10 @@ class Uncertainty(Shown):
         columns.append(Column("HeC3/Ho", tuple(f"{value:.2f}" for value in ratio.tolist())))
         return Table(self._size(), tuple(columns), f"{note}\n{more}".strip())
 
-    def _number_columns(self, rows: int) -> list[Column]:
-        """The means, with bounds if there is one output."""
-        several = self.mean.shape[-1] > 1
-        columns = [Column("mean", _listed(self.mean, rows), left=several)]
-        if not several:
-            bounds = zip(*(_listed(bound, rows) for bound in self.interval(0.95)), strict=True)
-            columns.append(Column("95% interval", tuple(f"{low} to {high}" for low, high in bounds)))
-        return columns
-
     def _class_columns(self, rows: int) -> list[Column]:
         """The most probable class with its probability, or the probabilities of all outputs."""
-        p, stds, columns = self.probabilities, self._stds, []
-        stds = torch.full_like(p, math.nan) if stds is None else stds
+        p, columns = self.probabilities, []
+        stds = torch.full_like(p, math.nan) if self._stds is None else self._stds
         if self.chosen is None and self._known_likelihood().couples_outputs and p.shape[-1] > 1:
             best = p.argmax(-1, keepdim=True)
             columns = [Column("class", _listed(best, rows))]
@@ -376,11 +369,11 @@ def probability_text(probability: float, std: float = math.nan) -> str:
     return f"{probability:.3f} ± {f'{std:.3f}' if std <= MAX_STD else f'{MAX_STD} or more'}"
 
 
-def frame(columns: Mapping[Any, Sequence[Tensor | list[str]]]) -> pandas.DataFrame:
-    """Make a data frame from columns given in pieces.
+def frame(columns: Mapping[Any, Tensor | Sequence[str]]) -> pandas.DataFrame:
+    """Make a data frame.
 
     Examples:
-        >>> frame({"index": [torch.tensor([3]), torch.tensor([5])], "word": [["a"], ["b"]]})["index"].tolist()
+        >>> frame({"index": torch.tensor([3, 5]), "word": ["a", "b"]})["index"].tolist()
         [3, 5]
     """
     try:
@@ -388,11 +381,8 @@ def frame(columns: Mapping[Any, Sequence[Tensor | list[str]]]) -> pandas.DataFra
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("expected pandas for a table. Install it: pip install 'whence[report]'.") from error
 
-    def joined(pieces: Sequence[Any]) -> Any:
-        tensors = len(pieces) and isinstance(pieces[0], Tensor)
-        return torch.cat([*pieces]).cpu().numpy() if tensors else [word for piece in pieces for word in piece]
-
-    return pandas.DataFrame({name: joined(pieces) for name, pieces in columns.items()})
+    arrays = {name: one.cpu().numpy() if isinstance(one, Tensor) else one for name, one in columns.items()}
+    return pandas.DataFrame(arrays)
 
 
 @dataclass(frozen=True)

@@ -39,22 +39,11 @@ from whence.influence.training import label_suspicion, suspicion_over_copies, tr
 from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
 from whence.jacobian.views import SelectedOutputs
-from whence.likelihoods import Likelihood
 from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, join, without_padding
 from whence.trust import Trust, assess
 
 if TYPE_CHECKING:
     import pandas
-
-
-def chosen_outputs(choice: Any, likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    """(N, c) positions of the chosen outputs among outputs (N, k): "all", "predicted", or a list of them."""
-    n, k = outputs.shape
-    if isinstance(choice, str) and choice == "predicted":
-        return likelihood.predicted(outputs).unsqueeze(1)
-    every = isinstance(choice, str) and choice == "all"
-    listed = list(range(k)) if every else read_numbers(choice, 'outputs to be "all", "predicted"', 0, k - 1)
-    return torch.tensor(listed, device=outputs.device).expand(n, -1)
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,8 +122,11 @@ class Tracer(Fitted):
             outputs, found = self._variances(inputs, full)
         except (InputError, ShapeError) as error:
             raise type(error)(f"{error} This was {where}.") from error.__cause__
-        mean, likelihood = self._mean(outputs, inputs, where), self.problem.likelihood
-        return Uncertainty(mean, found if full else {}, {} if full else found, likelihood=likelihood)
+        return self._uncertainty(self._mean(outputs, inputs, where), found, full)
+
+    def _uncertainty(self, mean: Tensor, found: dict[str, Tensor], full: bool, **chosen: Any) -> Uncertainty:
+        likelihood = self.problem.likelihood
+        return Uncertainty(mean, found if full else {}, {} if full else found, likelihood=likelihood, **chosen)
 
     def _shaped_outputs(self, inputs: Inputs, where: str) -> Tensor:
         """(m, ..., k) outputs with their positions."""
@@ -153,32 +145,32 @@ class Tracer(Fitted):
         """Variances of some outputs of a batch, at every position."""
         likelihood, outputs = self.problem.likelihood, self._shaped_outputs(inputs, where)
         *shape, k = outputs.shape
-        flat = outputs.reshape(-1, k)
-        index = chosen_outputs(choice, likelihood, flat)
+        flat, every = outputs.reshape(-1, k), isinstance(choice, str) and choice == "all"
+        if isinstance(choice, str) and choice == "predicted":
+            index = likelihood.predicted(flat).unsqueeze(1)
+        else:
+            listed = range(k) if every else read_numbers(choice, 'outputs to be "all", "predicted"', 0, k - 1)
+            index = torch.tensor(list(listed), device=flat.device).expand(len(flat), -1)
         c = index.shape[1]
         full = covariance and c <= MAX_OUTPUTS
         found = self._variances_at(inputs, index.reshape(shape[0], -1, c), k, full)
         found = {name: value.reshape(*shape, *value.shape[2:]) for name, value in found.items()}
         index, chosen = index.reshape(*shape, c), None
-        if not isinstance(choice, str) or choice != "all":
+        if not every:
             p = likelihood.probabilities(flat).reshape(outputs.shape) if likelihood.has_classes else None
             chosen = ChosenOutputs(index, None if p is None else p.gather(-1, index))
-        mean = outputs.gather(-1, index)
-        return Uncertainty(mean, found if full else {}, {} if full else found, likelihood=likelihood, chosen=chosen)
+        return self._uncertainty(outputs.gather(-1, index), found, full, chosen=chosen)
 
     def _variances_at(self, inputs: Inputs, index: Tensor, k: int, full: bool) -> dict[str, Tensor]:
         """Covariances (m, t, c, c) of outputs (m, t, c) at t positions, or variances (m, t, c)."""
         _, t, c = index.shape
-        places = index + k * torch.arange(t, device=index.device).reshape(1, t, 1)
-        parts = []
-        for some in places.split(max(1, MAX_OUTPUTS // c), dim=1):
-            flat = some.flatten(1)
-            shown = [SelectedOutputs(inputs, one) for one in flat.split(flat.shape[1] if full else MAX_OUTPUTS, dim=1)]
-            found = combine([self._variances(view, full)[1] for view in shown], partial(torch.cat, dim=1))
-            for name, values in found.items():
-                found[name] = diagonal_blocks(values, some.shape[1]) if full else values.reshape(some.shape)
-            parts.append(found)
-        return combine(parts, partial(torch.cat, dim=1))
+        places = (index + k * torch.arange(t, device=index.device).reshape(1, t, 1)).flatten(1)
+        most = MAX_OUTPUTS // c * c if full else MAX_OUTPUTS  # covariances of whole positions
+        parts = [self._variances(SelectedOutputs(inputs, some), full)[1] for some in places.split(most, dim=1)]
+        if full:
+            blocks = [{n: diagonal_blocks(one, one.shape[1] // c) for n, one in part.items()} for part in parts]
+            return combine(blocks, partial(torch.cat, dim=1))
+        return combine(parts, lambda values: torch.cat(values, dim=1).reshape(index.shape))
 
     def _variances(self, inputs: Inputs, full: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs (m, k) of inputs or of a view, and their covariances (m, k, k), or only their variances (m, k)."""
@@ -278,8 +270,8 @@ class Tracer(Fitted):
             x: as for `predict`.
             level: one minus the share of ordinary predictions that may be called noisy, or scarce, by chance.
             top: how many training examples to name for each prediction, among those that inputs are compared with.
-            examples: (m,) for inputs that are training examples, their number; -1 for other inputs. They are then not
-                compared with themselves.
+            examples: (m,) for inputs that are training examples, their number; -1 for other inputs. They are then
+                not compared with themselves, and their ambiguity is that of the fit without them.
 
         Examples:
             >>> import torch, whence
@@ -299,9 +291,11 @@ class Tracer(Fitted):
 
         def explain_batch(inputs: Inputs, where: str) -> Explanation:
             nonlocal seen
-            some = None if own is None else own[seen : seen + batch_size(inputs, where)]
-            found = explain(self, inputs, calibration, float(level), top, some)
-            seen += len(found)
+            here = slice(seen, seen + batch_size(inputs, where))
+            if own is not None and len(own) < here.stop:
+                raise ShapeError(f"expected `examples` for each of {here.stop} inputs or more, got {len(own)}.")
+            found = explain(self, inputs, calibration, float(level), top, None if own is None else own[here])
+            seen = here.stop
             return found
 
         found = join_batches(for_each_batch(self, x, explain_batch))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sklearn.isotonic import IsotonicRegression
+from sklearn import isotonic
 
-from whence.influence.calibration import isotonic
+from whence.influence.calibration import IsotonicRegression
 from whence.influence.fitted import evenly_spaced
 
 
@@ -15,14 +15,26 @@ from whence.influence.fitted import evenly_spaced
 def test_isotonic_regression(seed: int) -> None:
     values = torch.rand(60, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     values = values + torch.linspace(0, seed, 60, dtype=torch.float64)
-    wanted = IsotonicRegression().fit_transform(np.arange(60), values.numpy())
-    np.testing.assert_allclose(isotonic(values), wanted, rtol=1e-12)
+    wanted = isotonic.IsotonicRegression().fit_transform(np.arange(60), values.numpy())
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(seed))
+    found = IsotonicRegression.fit(order.double(), values[order])
+    pooled, group = np.unique(wanted, return_inverse=True)
+    centers = np.array([np.arange(60)[group == at].mean() for at in range(len(pooled))])
+    np.testing.assert_allclose(found.values, pooled, rtol=1e-12)
+    np.testing.assert_allclose(found.places, centers, rtol=1e-12)
+    np.testing.assert_allclose(found.predict(torch.arange(60).double()), np.interp(np.arange(60), centers, pooled))
 
 
 def test_isotonic_regression_of_few() -> None:
-    assert isotonic(torch.tensor([3.0])).tolist() == [3.0]
-    assert isotonic(torch.tensor([3.0, 1.0])).tolist() == [2.0, 2.0]
-    assert len(isotonic(torch.empty(0))) == 0
+    def fit(places: list[float], values: list[float]) -> tuple[list[float], list[float]]:
+        found = IsotonicRegression.fit(torch.tensor(places), torch.tensor(values))
+        return found.places.tolist(), found.values.tolist()
+
+    assert fit([7.0], [3.0]) == ([7.0], [3.0])
+    assert fit([0.0, 1.0], [3.0, 1.0]) == ([0.5], [2.0])
+    assert fit([0.0, 1.0, 1.0], [4.0, 3.0, 9.0]) == ([0.0, 1.0], [4.0, 6.0])  # equal places have one value
+    assert fit([], []) == ([], [])
+    assert IsotonicRegression.fit(torch.empty(0), torch.empty(0)).predict(torch.ones(1)).tolist() == [1.0]
 
 
 def test_evenly_spaced_examples() -> None:

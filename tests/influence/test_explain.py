@@ -23,7 +23,7 @@ from doubles import fit
 from whence.cli.query import SavedNetwork
 from whence.errors import InputError, ShapeError
 from whence.influence import Calibration
-from whence.influence.calibration import Distances, Typical
+from whence.influence.calibration import DistanceScale, LogScale
 from whence.influence.classes import predicted_classes
 from whence.influence.fitted import leave_one_out_leverage
 from whence_paper.demo_trial import QUICK, WEIGHT_DECAY, draw_task, train
@@ -56,10 +56,11 @@ def calibration(**known: Any) -> Calibration:
 
 def test_an_input_is_as_unusual_as_its_rank_among_training_examples() -> None:
     one = torch.ones(1, dtype=torch.float64)
+    scale = LogScale(one, 1.0)
     usual = calibration(
         ordinary=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64),
         noisy=torch.tensor([0.0, 1.0], dtype=torch.float64),
-        distances=Distances(one, Typical(one, one[0], 1.0), Typical(one, one[0], 1.0)),
+        distances=DistanceScale(one, scale, scale),
     )
     remote = torch.tensor([0.5, 2.0, 2.5, 9.0, -1.0], dtype=torch.float64)
     quiet, no = torch.full_like(remote, math.nan), torch.zeros(5, dtype=torch.bool)
@@ -90,10 +91,10 @@ def test_noise_has_the_moments_of_shuffled_residuals(generator: torch.Generator)
 def test_what_is_typical_of_an_answer_lies_between_its_own_median_and_that_of_all() -> None:
     values = torch.cat([torch.full((60,), 1.0), torch.full((20,), 3.0)]).double().exp()
     answers = torch.arange(80) // 60
-    found = Typical.of(values, answers, torch.ones(80, dtype=torch.bool))
-    torch.testing.assert_close(found.logs, torch.tensor([1.0, 1.0 + 0.5 * 20 / 40 * 2], dtype=torch.float64))
-    unseen = found.excess(values[:1], torch.tensor([7]))
-    torch.testing.assert_close(unseen, (1.0 - found.logs.median().reshape(1)) / found.spread)
+    found = LogScale.of(values, answers, torch.ones(80, dtype=torch.bool))
+    torch.testing.assert_close(found.logs, torch.tensor([1.0, 1.0 + 0.5 * 20 / 40 * 2, 1.0], dtype=torch.float64))
+    unseen = found.z_scores(values[-1:], torch.tensor([7]))
+    torch.testing.assert_close(unseen, torch.tensor([2.0], dtype=torch.float64) / found.spread)
 
 
 def test_calibration_without_any_residual() -> None:
@@ -668,6 +669,23 @@ def test_verdicts_do_not_depend_on_naming_examples(generator: torch.Generator) -
     assert unnamed.sentence(noisy).endswith("Check the labels nearby.")
     assert "near this input" in str(tracer.explain(points.flip(0), top=0))
     assert len(unnamed.to_frame()) == len(points)
+
+
+def test_training_examples_are_as_ambiguous_as_the_fit_without_them(generator: torch.Generator) -> None:
+    """The reference values are those of training examples that were left out, so theirs must be, too."""
+    tracer, points = classifier_with_wrong_labels(generator)
+    (x, _), *_ = tracer.problem.batches.loader
+    found = tracer.explain(x, examples=torch.arange(len(x)))
+    reference = tracer._calibration.ambiguities
+    assert reference is not None
+    assert bool(torch.isin(reference, found.ambiguity).all())
+    assert not torch.allclose(found.ambiguity, tracer.explain(x).ambiguity, atol=1e-3)
+    mixed = tracer.explain(torch.cat([x[:3], points[:3]]), examples=[0, 1, 2, -1, -1, -1])
+    torch.testing.assert_close(mixed.ambiguity, torch.cat([found.ambiguity[:3], tracer.explain(points[:3]).ambiguity]))
+    torch.testing.assert_close(found.probability, tracer.explain(x).probability)  # of the network itself
+    for wrong in ([0, 1], [0, 1, 2, 3]):
+        with pytest.raises(ShapeError, match=f"for each of 3 inputs.*, got {len(wrong)}"):
+            tracer.explain(x[:3], examples=wrong)
 
 
 def test_some_of_many_examples_stand_for_all(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

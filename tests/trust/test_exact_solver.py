@@ -16,7 +16,7 @@ import oracles
 import whence
 from classification import PROBLEMS, Problem
 from doubles import fit
-from whence.trust.assessment import ExactSolver, most_influential, random_signs
+from whence.trust.assessment import ExactSolver, most_influential, random_signs, variances_along
 
 RIDGE = 0.5
 PRECISE = (1e-13, 2000, float("inf"))
@@ -72,7 +72,7 @@ def test_variances_are_those_of_dense_matrices(structure: str, loss: str, genera
     test = inputs_like(problem)
     mixtures = random_signs((len(test), tracer.problem.k), tracer.problem.outputs, generator)
     solver = ExactSolver.of(tracer, *PRECISE)
-    found = solver.variances([test[:3], test[3:]], [mixtures[:3], mixtures[3:]])
+    found = variances_along(solver.sandwich(tracer.meats), [test[:3], test[3:]], [mixtures[:3], mixtures[3:]])
     tangents, _, _, damped = dense(problem)
     _, rows, _ = oracles.tangents_of(problem.model, test)
     solved = np.stack([np.linalg.solve(damped, v @ row) for v, row in zip(mixtures.numpy(), rows, strict=True)])
@@ -183,10 +183,10 @@ def test_little_memory_means_more_solves_with_the_same_answers(generator: torch.
     mixtures = random_signs((len(case.test_inputs), 2), tracer.problem.outputs, generator)
     flips = random_signs((2, networks.EXAMPLES, 2), tracer.problem.outputs, generator)
     gone = only(tracer, 2, 7)
-    whole, steps = solver.variances(points, [mixtures]), solver.steps(gone, flips)
+    whole, steps = variances_along(solver.sandwich(tracer.meats), points, [mixtures]), solver.steps(gone, flips)
     tracer.problem.budget.limit = 1000
     assert solver.chunk_size == 1
-    single, one_by_one = solver.variances(points, [mixtures]), solver.steps(gone, flips)
+    single, one_by_one = variances_along(solver.sandwich(tracer.meats), points, [mixtures]), solver.steps(gone, flips)
     for name in whole:
         torch.testing.assert_close(single[name], whole[name], rtol=1e-9, atol=0)
     torch.testing.assert_close(one_by_one.newton, steps.newton)
@@ -201,7 +201,7 @@ def test_a_good_start_saves_steps() -> None:
     for name in ("primal", "dual", "sketch"):
         tracer = fit(case.model, case.batches(4), ridge=1e-3, structure=STRUCTURES[name])
         found = ExactSolver.of(tracer, 1e-6, 2000, float("inf"))
-        found.variances([case.test_inputs], [torch.ones(4, 2, dtype=torch.float64)])
+        variances_along(found.sandwich(tracer.meats), [case.test_inputs], [torch.ones(4, 2, dtype=torch.float64)])
         taken[name] = sum(one.steps for one in found.solves)
     assert taken["primal"] <= 2
     assert taken["dual"] <= 2
@@ -212,6 +212,6 @@ def test_time_is_up() -> None:
     case = networks.build("mlp")
     tracer = fit(case.model, case.batches(4), ridge=RIDGE, structure="ekfac")
     found = ExactSolver.of(tracer, 1e-6, 2000, time.monotonic())
-    found.variances([case.test_inputs], [torch.ones(4, 2, dtype=torch.float64)])
+    variances_along(found.sandwich(tracer.meats), [case.test_inputs], [torch.ones(4, 2, dtype=torch.float64)])
     assert sum(one.steps for one in found.solves) == 0
     assert found.residual == 1.0

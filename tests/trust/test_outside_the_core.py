@@ -10,7 +10,7 @@ from torch import nn
 
 import whence
 from whence.curvature import core
-from whence.trust.without_solves import share_inside_core
+from whence.trust.checks import share_inside_core
 
 
 def certain(times: float, wrong: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

@@ -146,16 +146,15 @@ class Attribution(Shown):
         listed = groups.tolist() if hasattr(groups, "tolist") else list(groups)  # tensors, arrays, columns of tables
         if hasattr(groups, "tolist") and (not isinstance(listed, list) or any(isinstance(one, list) for one in listed)):
             raise ShapeError("expected groups in one dimension, one for each training example.")
-        if len(listed) != shares.shape[1]:
-            n = shares.shape[1]
+        if len(listed) != (n := shares.shape[1]):
             raise ShapeError(f"expected a group for each of the {n} training examples, in order, got {len(listed)}.")
         names = list(dict.fromkeys(listed))
         with suppress(TypeError):  # names of mixed types cannot be sorted: keep their order
             names = sorted(names)
         place = {name: at for at, name in enumerate(names)}
-        index = torch.tensor([place[name] for name in listed], device=shares.device)
-        summed = shares.new_zeros(len(shares), len(names)).index_add_(1, index, shares)
-        return frame({name: [column] for name, column in zip(names, summed.T, strict=True)})
+        members = torch.tensor([place[name] for name in listed], device=shares.device)
+        summed = shares.new_zeros(len(shares), len(names)).index_add_(1, members, shares)
+        return frame(dict(zip(names, summed.T, strict=True)))
 
     def rows(self, which: Tensor) -> Attribution:
         """Select some of the predictions."""
@@ -163,28 +162,27 @@ class Attribution(Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per prediction, estimator and listed example; residuals and leverages as norms and traces."""
-
-        def rows_of(name: str, shares: Shares) -> dict[str, Tensor | list[str]]:
-            m, t = shares.index.shape
-            at = shares.index.reshape(-1)
-            rows: dict[str, Tensor | list[str]] = {
+        parts = []
+        for name in ESTIMATORS:
+            shares = self.shares(name)
+            (m, t), at = shares.index.shape, shares.index.flatten()
+            rows = {
                 "prediction": torch.arange(m, device=at.device).repeat_interleave(t),
-                "estimator": [name] * (m * t),
                 "rank": torch.arange(1, t + 1, device=at.device).repeat(m),
                 "index": at,
-                "share": shares.share.reshape(-1),
-                "alignment": shares.alignment.reshape(-1),
-                "pull": shares.pull.norm(dim=2).reshape(-1),
+                "share": shares.share.flatten(),
+                "alignment": shares.alignment.flatten(),
+                "pull": shares.pull.norm(dim=2).flatten(),
                 "residual": self.residuals.norm(dim=1)[at],
                 "loo_residual": self.loo_residuals.norm(dim=1)[at],
                 "leverage": self.leverage.sum(1)[at],
             }
             if self.where is not None:
                 rows["input"], rows["position"] = self.where.repeat_interleave(t, dim=0).unbind(1)
-            return rows
-
-        parts = [rows_of(name, self.shares(name)) for name in ESTIMATORS]
-        return frame({key: [part[key] for part in parts] for key in parts[0]})
+            parts.append(rows)
+        table = frame(join_batches(parts))
+        table.insert(1, "estimator", [name for name in ESTIMATORS for _ in parts[0]["index"]])
+        return table
 
     def __repr__(self) -> str:
         (m, t), hec3 = self.hec3.index.shape, self.hec3
@@ -214,17 +212,17 @@ class Attribution(Shown):
         return Table(title, columns, note.strip())
 
 
-def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, apart: bool = False) -> Attribution:
+def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, per_output: bool = False) -> Attribution:
     """Attribute the variances of one batch, or of a view of its outputs; see `Tracer.attribute`.
 
-    With `apart`, each visible output is a prediction of its own, ordered by input.
+    With `per_output`, each visible output is a prediction of its own, ordered by input.
     """
     covariances = fitted.sandwich.predict(inputs).covariances
     diagonals = {name: torch.diagonal(covariances[name], dim1=1, dim2=2) for name in ESTIMATORS}
-    variances = {name: one.reshape(-1) if apart else one.sum(1) for name, one in diagonals.items()}
+    variances = {name: one.reshape(-1) if per_output else one.sum(1) for name, one in diagonals.items()}
     known = fitted.residuals, fitted.loo_residuals, fitted.leverage
     found = []
-    for which, terms in variance_terms(fitted, inputs, apart):
+    for which, terms in variance_terms(fitted, inputs, per_output):
         hec3, ho = (_largest_shares(terms, name, variances[name][which], top, matrix) for name in ESTIMATORS)
         found.append(Attribution(hec3, ho, *known, alignments=terms.alignment if matrix else None))
     return join_batches(found)
@@ -266,8 +264,9 @@ def attribute_positions(fitted: Fitted, x: Any, top: int, matrix: bool, position
                 f"likelihood {fitted.problem.likelihood.name!r}. Leave positions out."
             )
         found, where = [], []
-        for some in read_positions(positions, classes.shape[1]).to(classes.device).split(POSITIONS_AT_ONCE):
-            found.append(attribute(fitted, SelectedOutputs(inputs, classes[:, some]), top, matrix, apart=True))
+        listed = read_positions(positions, classes.shape[1])
+        for some in torch.tensor(listed, device=classes.device).split(POSITIONS_AT_ONCE):
+            found.append(attribute(fitted, SelectedOutputs(inputs, classes[:, some]), top, matrix, per_output=True))
             where.append(torch.cartesian_prod(torch.arange(m, device=some.device), some))
         places = torch.cat(where)
         order = places[:, 0].argsort(stable=True)
@@ -303,14 +302,13 @@ def attribute_loss(fitted: Fitted, x: Any, top: int, matrix: bool) -> Attributio
     return join_batches(found)
 
 
-def read_positions(positions: Any, count: int) -> Tensor:
-    """(c,) positions among `count`, as numbers from 0.
+def read_positions(positions: Any, count: int) -> list[int]:
+    """The positions among `count`, as numbers from 0.
 
     Examples:
         >>> read_positions("each", 3), read_positions([0, -1], 3)
-        (tensor([0, 1, 2]), tensor([0, 2]))
+        ([0, 1, 2], [0, 2])
     """
     if isinstance(positions, str) and positions == "each":
-        return torch.arange(count, device="cpu")
-    listed = read_numbers(positions, 'positions to be "each"', -count, count - 1)
-    return torch.tensor([one % count for one in listed], device="cpu")
+        return list(range(count))
+    return [one % count for one in read_numbers(positions, 'positions to be "each"', -count, count - 1)]

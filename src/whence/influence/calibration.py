@@ -7,16 +7,17 @@ the noise were the same everywhere, the squares v could be shuffled among the ex
 mean(v) and variance var(v) (sum w^2 - 1 / n). A gamma distribution with these moments gives the p-value.
 
 Scarcity: the distance of an input from the training examples is compared with those of training examples, each from the
-others (`Distances`). An input is unusual if few ordinary examples are as scarce, or have as ambiguous answers. Examples
-around which labels contradict each other are not ordinary, unless few are left. An input with noisy labels around it is
-compared with the training examples of which this is also true, by its scarcity alone, because contradicting labels
-scatter inputs in the network and make its answers ambiguous.
+others (`DistanceScale`). An input is unusual if few ordinary examples are as scarce, or have as ambiguous answers.
+Examples around which labels contradict each other are not ordinary, unless few are left. An input with noisy labels
+around it is compared with the training examples of which this is also true, by its scarcity alone, because
+contradicting labels scatter inputs in the network and make its answers ambiguous.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import torch
@@ -33,18 +34,18 @@ NOISIER, NOISIER_TARGETS = 2.5, 1.5
 # For classes that limit is at least the first, and at most the second or one minus the average: labels are not called
 # noisy if two of them differ in less than a tenth of all pairs.
 LEAST_DISAGREEMENT, MOST_DISAGREEMENT = 0.1, 2 / 3
-SAME_PLACE = 1e-5  # averages of squares with a smaller relative difference are the same up to rounding
-MOST_CERTAIN = 0.999  # upper bound of the noise when odds are computed
+TIE = 1e-5  # averages of squares with a smaller relative difference are the same up to rounding
+MOST_NOISE = 0.999  # upper bound of the noise when odds are computed
 # A scarcity below the first is not unusual, and neither is an answer if two labels drawn from the network's own
 # probabilities differ in a smaller share of cases than the second.
 LEAST_SCARCITY, LEAST_AMBIGUITY = 1.05, 0.1
 # A half, twice: the weight in the scarcity of the local score (the distance relative to those of the nearest examples),
 # beside that of the distance itself; and the weight of scarcity, in standard deviations, beside noise in the source.
-BESIDE = 0.5
-FEW = 20  # the median of so many examples with the same answer counts as much as that of all examples
+HALF = 0.5
+PRIOR_EXAMPLES = 20  # the median of so many examples with the same answer counts as much as that of all examples
 # The spread of logarithms is the distance of this quantile from their median, and at least the second number: one
 # standard deviation of a normal distribution.
-UPPER, LEAST_SPREAD = 0.84, 0.05
+SPREAD_QUANTILE, LEAST_SPREAD = 0.84, 0.05
 # Least number of examples around which labels agree, to compare scarcity with these alone: fewer could not show that
 # less than 5 % have a higher one.
 LEAST_ORDINARY = 19
@@ -61,17 +62,17 @@ class Calibration:
 
     neighbours: Neighbours  # the s training examples that inputs are compared with
     squares: Tensor  # (s,) how often two labels differ at each of them, or the squared error of a regression
-    nearby: IsotonicRegression  # squares expected for averages around an input
+    square_by_average: IsotonicRegression  # squares expected for averages around an input
     # Squares expected for ambiguities of the network's answers; `None` if these do not count, because they are no
     # probabilities of classes, or those of trees, whose splits have learned the labels.
-    answered: IsotonicRegression | None
-    limit: float  # expected squares above which labels are called noisy
-    noise_limit: float  # the same for `Explanation.noise`
-    distances: Distances
-    ordinary: Tensor  # scores of ordinary training examples by `Distances.excess`, ascending
+    square_by_ambiguity: IsotonicRegression | None
+    noise_limit: float  # labels are called noisy if `Explanation.noise` and
+    disagreement_limit: float  # `Explanation.disagreement` are above these
+    distances: DistanceScale
+    ordinary: Tensor  # z-scores of the distances of ordinary training examples, ascending
     noisy: Tensor  # those of the training examples with noisy labels around them, ascending
-    ambiguities: Tensor | None  # of the answers for ordinary training examples, ascending; `None` where `answered` is
-    rare: Tensor | None  # (k,) whether hardly any training example has the label of a class; `None` without such labels
+    ambiguities: Tensor | None  # of the answers for ordinary training examples, ascending; `None` if they do not count
+    rare: Tensor  # (k + 1,) whether hardly any training example has the label of a class; the last for all others
     codes: Codes
     unit: float  # unit of the residuals of a regression; squares are in its square
     notes: tuple[str, ...]  # what is approximated
@@ -91,43 +92,43 @@ class Calibration:
         squares, rare = label_squares(fitted, neighbours, codes, unit)
 
         # Labels around each training example, without its own: which of them contradict each other?
-        itself = torch.arange(len(index), device=index.device)
-        weights = neighbours.weights(neighbours.around.similarities(neighbours.around.known), itself).to(squares)
+        weights = neighbours.training_weights().to(squares)
         average = weights @ squares if len(index) > 1 else squares
-        nearby = IsotonicRegression.fit(average, squares)
-        expected = nearby.predict(average)
+        by_average = IsotonicRegression.fit(average, squares)
+        expected = by_average.predict(average)
         limit = limit_for_classes(squares) if codes is not None else NOISIER_TARGETS * float(squares.mean())
-        noise_limit = limit if codes is not None else unit * limit**0.5
+        disagreement_limit = noise_limit = limit if codes is not None else unit * limit**0.5
         agreeing = expected <= limit
         noisy = ~agreeing
         few = int(agreeing.sum()) < max(len(agreeing) / 2, LEAST_ORDINARY)
         ordinary = torch.ones_like(agreeing) if few else agreeing
 
         # Probabilities of classes are a second witness.
-        answered = ambiguities = None
+        by_ambiguity = ambiguities = None
         if fitted.problem.likelihood.has_classes and not isinstance(fitted.problem.network.model, LeafSum):
             ambiguity = predicted_probability(fitted, outputs, codes, index)[1]
-            answered, ambiguities = IsotonicRegression.fit(ambiguity, squares), ambiguity[ordinary].sort().values
-            noise = (expected.clamp_max(1.0) * answered.predict(ambiguity).clamp_max(1.0)).sqrt()
+            by_ambiguity, ambiguities = IsotonicRegression.fit(ambiguity, squares), ambiguity[ordinary].sort().values
+            noise = (expected.clamp_max(1.0) * by_ambiguity.predict(ambiguity).clamp_max(1.0)).sqrt()
             noise_limit = limit_for_classes(noise)
             noisy = noisy & (noise > noise_limit)
 
         # How far is each training example from the others?
+        answers = torch.zeros_like(index) if answers is None else answers
         candidates = neighbours.nearest[:, :CANDIDATES]
-        own = neighbours.apart.distances(neighbours.apart.known, candidates).to(squares)
-        distances = Distances.of(own, candidates, answers, ordinary)
-        remote = distances.excess(own, candidates, answers)
+        own = neighbours.by_within.distances(neighbours.by_within.known, candidates).to(squares)
+        distances = DistanceScale.of(own, candidates, answers, ordinary)
+        distance_z = distances.z_scores(own, candidates, answers)
         some = f"Inputs are compared with {len(index):,} of {known:,} training examples."
         return cls(
             neighbours=neighbours,
             squares=squares,
-            nearby=nearby,
-            answered=answered,
-            limit=limit,
+            square_by_average=by_average,
+            square_by_ambiguity=by_ambiguity,
             noise_limit=noise_limit,
+            disagreement_limit=disagreement_limit,
             distances=distances,
-            ordinary=remote[ordinary].sort().values,
-            noisy=remote[noisy].sort().values,
+            ordinary=distance_z[ordinary].sort().values,
+            noisy=distance_z[noisy].sort().values,
             ambiguities=ambiguities,
             rare=rare,
             codes=codes,
@@ -135,20 +136,16 @@ class Calibration:
             notes=(some,) if len(index) < known else (),
         )
 
-    def expected_square(self, average: Tensor) -> Tensor:
-        """(m,) squares expected for these averages; at most one for classes."""
-        found = self.nearby.predict(average)
-        return found.clamp_max(1.0) if self.classes else found
+    def disagreement(self, average: Tensor) -> Tensor:
+        """(m,) how often two labels differ, or the standard deviation of targets, from averages of squares (m,)."""
+        expected = self.square_by_average.predict(average)
+        return expected.clamp_max(1.0) if self.classes else self.unit * expected.sqrt()
 
-    def in_unit(self, square: Tensor) -> Tensor:
-        """Squares as they are shown: how often two labels differ, or the standard deviation of targets."""
-        return square if self.classes else self.unit * square.sqrt()
-
-    def noise(self, square: Tensor, ambiguity: Tensor) -> Tensor:
-        """(m,) noise, from expected squares (m,) and the ambiguity of the network's answers (m,)."""
-        if self.answered is None:
-            return self.in_unit(square)
-        return (square * self.answered.predict(ambiguity).clamp_max(1.0)).sqrt()
+    def noise(self, disagreement: Tensor, ambiguity: Tensor) -> Tensor:
+        """(m,) noise, from the disagreement (m,) and the ambiguity of the network's answers (m,)."""
+        if self.square_by_ambiguity is None:
+            return disagreement
+        return (disagreement * self.square_by_ambiguity.predict(ambiguity).clamp_max(1.0)).sqrt()
 
     def noise_p(self, average: Tensor, effective: Tensor) -> Tensor:
         """(m,) how often shuffled squares would give an average at least as large, over effective numbers (m,)."""
@@ -160,15 +157,13 @@ class Calibration:
         chance: Tensor = torch.special.gammaincc(1.0 / spread, average / mean / spread)
         return chance
 
-    def has_rare_answer(self, answers: Tensor | None, m: int) -> Tensor:
+    def has_rare_answer(self, answers: Tensor) -> Tensor:
         """(m,) whether hardly any training example has the predicted class (m,) as its label."""
-        if answers is None or self.rare is None:
-            return torch.zeros(m, dtype=torch.bool, device=self.squares.device)
-        return at_answers(self.rare, answers, torch.ones_like(self.rare[0]))
+        return self.rare[answers.clamp_max(len(self.rare) - 1)]
 
-    def scarcity(self, remote: Tensor) -> Tensor:
-        """(m,) scores (m,) of `Distances.excess` as factors: 1 is typical, twice the distance is 2 or more."""
-        return (self.distances.typical.spread * remote).exp()
+    def scarcity(self, distance_z: Tensor) -> Tensor:
+        """(m,) z-scores of distances (m,) as factors: 1 is typical, twice the distance is 2 or more."""
+        return (self.distances.by_class.spread * distance_z).exp()
 
     def scarcity_limit(self, level: float) -> float:
         """The scarcity that this share of ordinary training examples does not exceed; with two tests, a larger one."""
@@ -181,28 +176,29 @@ class Calibration:
             return 1.0
         return max(float(self.ambiguities.quantile((1.0 + level) / 2.0)), LEAST_AMBIGUITY)
 
-    def scarcity_p(self, remote: Tensor, ambiguity: Tensor, noisy: Tensor) -> Tensor:
+    def scarcity_p(self, distance_z: Tensor, ambiguity: Tensor, noisy: Tensor) -> Tensor:
         """(m,) share of training examples as unusual: of those with noisy labels around them where `noisy` (m,).
 
-        Elsewhere of ordinary ones, by scores (m,) of `Distances.excess` or by the ambiguity of the answers (m,). These
-        are two tests, so the smaller share counts twice (Bonferroni).
+        Elsewhere of ordinary ones, by z-scores of distances (m,) or by the ambiguity of the answers (m,). These are
+        two tests, so the smaller share counts twice (Bonferroni).
         """
-        share = empirical_p_value(self.ordinary, remote).masked_fill(self.scarcity(remote) < LEAST_SCARCITY, 1.0)
+        usual = self.scarcity(distance_z) < LEAST_SCARCITY
+        share = empirical_p_value(self.ordinary, distance_z).masked_fill(usual, 1.0)
         if self.ambiguities is not None:
             undecided = empirical_p_value(self.ambiguities, ambiguity).masked_fill(ambiguity < LEAST_AMBIGUITY, 1.0)
             share = (2.0 * torch.minimum(share, undecided)).clamp_max(1.0)
-        return torch.where(noisy, empirical_p_value(self.noisy, remote), share)
+        return torch.where(noisy, empirical_p_value(self.noisy, distance_z), share)
 
-    def source(self, noise: Tensor, remote: Tensor, level: float) -> Tensor:
+    def source(self, noise: Tensor, distance_z: Tensor, level: float) -> Tensor:
         """(m,) how far noise is above its limit, minus half of how far scarcity is above its own."""
-        beyond = remote - math.log(self.scarcity_limit(level)) / self.distances.typical.spread
+        beyond = distance_z - math.log(self.scarcity_limit(level)) / self.distances.by_class.spread
         both = torch.stack([noise, torch.full_like(noise, self.noise_limit)]).clamp_min(torch.finfo(noise.dtype).tiny)
-        scale = both.clamp_max(MOST_CERTAIN).logit() if self.classes else 2.0 * both.log()
-        return scale[0] - scale[1] - BESIDE * beyond
+        scale = both.clamp_max(MOST_NOISE).logit() if self.classes else 2.0 * both.log()
+        return scale[0] - scale[1] - HALF * beyond
 
 
-def label_squares(fitted: Fitted, neighbours: Neighbours, codes: Codes, unit: float) -> tuple[Tensor, Tensor | None]:
-    """(s,) how much the label of each training example contradicts the others; and (k,) which classes are rare.
+def label_squares(fitted: Fitted, neighbours: Neighbours, codes: Codes, unit: float) -> tuple[Tensor, Tensor]:
+    """(s,) how much the label of each training example contradicts the others; and (k + 1,) which classes are rare.
 
     This is its squared leave-one-out residual (`squared_residuals`), which is too small for a label that the network
     has memorised. So the share of the nearest other examples that have another label replaces it if that is larger by
@@ -213,7 +209,7 @@ def label_squares(fitted: Fitted, neighbours: Neighbours, codes: Codes, unit: fl
     index, labels = neighbours.index, class_labels(fitted, codes)
     squares = squared_residuals(fitted, codes, unit)[index]
     if labels is None:
-        return squares, None
+        return squares, torch.zeros(1, dtype=torch.bool, device=squares.device)
     own, known = labels[index], labels[fitted.counted]
     near = neighbours.nearest[:, : neighbours.count]
     shares, errors = (some.to(squares) for some in disagreement(near, own))
@@ -222,7 +218,7 @@ def label_squares(fitted: Fitted, neighbours: Neighbours, codes: Codes, unit: fl
         held_out = fitted.held_out.to(squares)[index]
         squares = torch.where(held_out.isfinite() & (torch.bincount(known)[own] > MANY_LABELS), held_out, squares)
     rare = rare_classes(known)
-    return squares.masked_fill(rare[own], 0.0), rare
+    return squares.masked_fill(rare[own], 0.0), torch.cat([rare, torch.ones_like(rare[:1])])
 
 
 def squared_residuals(fitted: Fitted, codes: Codes, unit: float) -> Tensor:
@@ -305,11 +301,17 @@ class IsotonicRegression:
 
     @classmethod
     def fit(cls, places: Tensor, values: Tensor) -> IsotonicRegression:
-        """From observed values (n,) at places (n,)."""
+        """From observed values (n,) at places (n,), by pooling adjacent ones that decrease."""
         order = places.argsort(stable=True)
-        places, values = places[order], isotonic(without_ties(places[order], values[order]))
-        known, group, sizes = values.unique_consecutive(return_inverse=True, return_counts=True)
-        return cls(places.new_zeros(len(known)).index_add_(0, group, places) / sizes, known)
+        x, y = (some[order].double().cpu().numpy() for some in (places, values))
+        first = numpy.flatnonzero(numpy.diff(x, prepend=-numpy.inf) > TIE * numpy.abs(x))  # of each tie
+        pools: list[Any] = []  # sums of places and values, and the number of examples
+        for pool in numpy.add.reduceat(numpy.stack([x, y, numpy.ones_like(x)]), first, axis=1).T if len(x) else ():
+            while pools and pools[-1][1] * pool[2] >= pool[1] * pools[-1][2]:
+                pool = pool + pools.pop()
+            pools.append(pool)
+        sums = torch.from_numpy(numpy.array(pools).reshape(-1, 3)).to(values)
+        return cls(sums[:, 0] / sums[:, 2], sums[:, 1] / sums[:, 2])
 
     def predict(self, places: Tensor) -> Tensor:
         """(m,) expected values at places (m,), constant beyond the outer centers; the places themselves if none."""
@@ -319,110 +321,64 @@ class IsotonicRegression:
         return torch.from_numpy(numpy.interp(at, ends, found)).to(places)
 
 
-def without_ties(places: Tensor, values: Tensor) -> Tensor:
-    """(s,) values, replaced by their mean where the ascending places (s,) are equal up to rounding.
-
-    Examples:
-        >>> without_ties(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([5.0, 2.0, 4.0]))
-        tensor([5., 3., 3.])
-    """
-    if len(places) < 2:
-        return values
-    apart = places.diff() > SAME_PLACE * places[1:].abs()
-    group = torch.cat([apart.new_zeros(1), apart]).cumsum(0)
-    sums = values.new_zeros(int(group[-1]) + 1).index_add_(0, group, values)
-    means: Tensor = (sums / torch.bincount(group))[group]
-    return means
-
-
-def isotonic(values: Tensor) -> Tensor:
-    """The increasing sequence nearest to values (s,), by pooling adjacent values that decrease.
-
-    Examples:
-        >>> isotonic(torch.tensor([0.0, 2.0, 1.0, 3.0]))
-        tensor([0.0000, 1.5000, 1.5000, 3.0000])
-    """
-    means: list[float] = []
-    sizes: list[int] = []
-    for value in values.double().tolist():
-        means.append(value)
-        sizes.append(1)
-        while len(means) > 1 and means[-2] > means[-1]:
-            mean, size = means.pop(), sizes.pop()
-            means[-1] = (means[-1] * sizes[-1] + mean * size) / (sizes[-1] + size)
-            sizes[-1] += size
-    return torch.from_numpy(numpy.repeat(means, sizes)).to(values) if means else values
-
-
 @dataclass(frozen=True)
-class Typical:
-    """Typical logarithms of a positive quantity for each answer, and their spread.
+class LogScale:
+    """The typical logarithm of a positive quantity for each predicted class, and the spread of these logarithms.
 
-    What is typical for an answer is halfway between the median of all examples and that of the examples with the same
-    answer; with few of them, closer to that of all.
+    What is typical for a class is halfway between the median of all examples and that of the examples with the same
+    prediction; with few of them, closer to that of all.
 
     Examples:
         >>> values, answers = torch.tensor([1.0, 1.0, 1.0]).exp(), torch.tensor([0, 0, 1])
-        >>> found = Typical.of(values, answers, torch.tensor([True, True, True]))
-        >>> found.logs, found.spread, found.excess(values * 1.1, answers)
-        (tensor([1., 1.]), 0.05, tensor([1.9062, 1.9062, 1.9062]))
+        >>> found = LogScale.of(values, answers, torch.tensor([True, True, True]))
+        >>> found.logs, found.spread, found.z_scores(values * 1.1, answers)
+        (tensor([1., 1., 1.]), 0.05, tensor([1.9062, 1.9062, 1.9062]))
     """
 
-    logs: Tensor  # (k,) typical logarithm for each answer
-    usual: Tensor  # the median of all examples, for answers that no training example has
+    logs: Tensor  # (k + 1,) typical logarithm for each class; the last for classes that no training example has
     spread: float
 
     @classmethod
-    def of(cls, values: Tensor, answers: Tensor, ordinary: Tensor) -> Typical:
+    def of(cls, values: Tensor, answers: Tensor, ordinary: Tensor) -> LogScale:
         """From values (s,) of training examples, their predicted classes (s,), and which of them are ordinary (s,)."""
         logs = values.log()
         middle = logs[ordinary].median()
-        typical = middle.repeat(int(answers.max()) + 1)
-        for answer in range(len(typical)):
+        typical = middle.repeat(int(answers.max()) + 2)
+        for answer in range(len(typical) - 1):
             some = logs[ordinary & (answers == answer)]
             if len(some):
-                typical[answer] += 0.5 * len(some) / (len(some) + FEW) * (some.median() - middle)
-        excess = cls(typical, middle, 1.0).excess(values, answers)[ordinary]
-        return cls(typical, middle, max(float(excess.quantile(UPPER) - excess.median()), LEAST_SPREAD))
+                typical[answer] += 0.5 * len(some) / (len(some) + PRIOR_EXAMPLES) * (some.median() - middle)
+        above = (logs - typical[answers])[ordinary]
+        return cls(typical, max(float(above.quantile(SPREAD_QUANTILE) - above.median()), LEAST_SPREAD))
 
-    def excess(self, values: Tensor, answers: Tensor) -> Tensor:
-        """(m,) how many times the spread the logarithms of values (m,) are above the typical one of their answers.
-
-        An answer that no training example has is compared with the median of all examples.
-        """
-        return (values.log() - at_answers(self.logs, answers, self.usual)) / self.spread
-
-
-def at_answers(values: Tensor, answers: Tensor, unseen: Tensor) -> Tensor:
-    """(m,) those of the values (k,) that belong to answers (m,); `unseen` for an answer beyond them."""
-    return torch.where(answers < len(values), values[answers.clamp_max(len(values) - 1)], unseen)
+    def z_scores(self, values: Tensor, answers: Tensor) -> Tensor:
+        """(m,) how many spreads the logarithms of values (m,) are above the typical one of their answers (m,)."""
+        return (values.log() - self.logs[answers.clamp_max(len(self.logs) - 1)]) / self.spread
 
 
 @dataclass(frozen=True)
-class Distances:
+class DistanceScale:
     """Distances of the training examples, each from the others, with which that of an input is compared."""
 
     known: Tensor  # (s,)
-    typical: Typical  # for each answer
-    local: Typical  # of distances relative to those of the nearest examples
+    by_class: LogScale
+    local: LogScale  # of distances relative to those of the nearest examples
 
     @classmethod
-    def of(cls, known: Tensor, near: Tensor, answers: Tensor | None, ordinary: Tensor) -> Distances:
+    def of(cls, known: Tensor, near: Tensor, answers: Tensor, ordinary: Tensor) -> DistanceScale:
         """From distances (s,), the nearest examples (s, c), predicted classes (s,), and which are ordinary (s,)."""
-        same = torch.zeros_like(known, dtype=torch.int64)
-        typical = Typical.of(known, same if answers is None else answers, ordinary)
-        return cls(known, typical, Typical.of(known / average_of(known, near), same, ordinary))
+        local = LogScale.of(known / average_of(known, near), torch.zeros_like(answers), ordinary)
+        return cls(known, LogScale.of(known, answers, ordinary), local)
 
-    def excess(self, distances: Tensor, near: Tensor, answers: Tensor | None) -> Tensor:
+    def z_scores(self, distances: Tensor, near: Tensor, answers: Tensor) -> Tensor:
         """(m,) how far inputs are from the training examples, in standard deviations of ordinary examples.
 
         The distance (m,) counts, and half as much the distance relative to those of the nearest examples (m, c): how
         dense the examples are around the input, as in the local outlier factor (Breunig et al., 2000).
         """
-        same = torch.zeros_like(distances, dtype=torch.int64)
         relative = distances / average_of(self.known, near).to(distances)
-        found = self.typical.excess(distances, same if answers is None else answers)
-        return found + BESIDE * self.local.excess(relative, same)
+        local = self.local.z_scores(relative, torch.zeros_like(answers))
+        return self.by_class.z_scores(distances, answers) + HALF * local
 
 
 def average_of(values: Tensor, near: Tensor) -> Tensor:

@@ -69,22 +69,24 @@ def predicted_probability(
     """(m,) probability of the predicted class, and how often two labels drawn from the network's probabilities differ.
 
     For outputs (m, ..., k); `nan` without classes. The mean over positions, and over outputs with their own labels. If
-    the inputs are training `examples` (m,), each is predicted by the fit without it, if that is known.
+    inputs are training `examples` (m,), -1 for others, the second uses the fit without them, if that is known.
     """
     problem, likelihood = fitted.problem, fitted.problem.likelihood
     if codes is None:
         none = torch.full((len(outputs),), float("nan"), dtype=problem.dtype, device=outputs.device)
         return none, none
-    flat, apart = outputs.reshape(-1, outputs.shape[-1]).double(), codes[1] - codes[0]
-    p = likelihood.probabilities(flat) if likelihood.has_classes else (flat - codes[0]) / apart
+    flat, scale = outputs.reshape(-1, outputs.shape[-1]).double(), codes[1] - codes[0]
+    p = without = likelihood.probabilities(flat) if likelihood.has_classes else (flat - codes[0]) / scale
     if examples is not None and problem.sketch is None:
-        p = p + ((fitted.residuals[examples] - fitted.loo_residuals[examples]) / apart).reshape(p.shape)
+        change = (fitted.residuals[examples] - fitted.loo_residuals[examples]) / scale
+        without = p + torch.where(examples.unsqueeze(1) >= 0, change, 0.0).reshape(p.shape)
     if likelihood.has_classes and not likelihood.couples_outputs:
-        p = p.clamp(0.0, 1.0)
-        best, differ = torch.maximum(p, 1 - p).mean(1), (2 * p * (1 - p)).mean(1)
+        p, without = p.clamp(0.0, 1.0), without.clamp(0.0, 1.0)
+        best, differ = torch.maximum(p, 1 - p).mean(1), (2 * without * (1 - without)).mean(1)
     else:
-        p = nearest_probabilities(torch.cat([p, 1 - p], 1) if p.shape[1] == 1 else p)
-        best, differ = p.amax(1), 1 - p.square().sum(1)
+        pair = ((one if one.shape[1] > 1 else torch.cat([one, 1 - one], 1)) for one in (p, without))
+        p, without = (nearest_probabilities(one) for one in pair)
+        best, differ = p.amax(1), 1 - without.square().sum(1)
     both = torch.stack([best, differ]).reshape(2, len(outputs), -1).mean(2).to(problem.dtype)
     return both[0], both[1]
 

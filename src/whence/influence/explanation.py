@@ -8,9 +8,8 @@ the labels around the input agree. `Calibration` holds the reference values, fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,8 +20,7 @@ from whence.errors import InputError
 from whence.influence.calibration import Calibration
 from whence.influence.classes import predicted_classes, predicted_probability
 from whence.influence.fitted import Fitted, check_traced, divide
-from whence.influence.neighbours import CANDIDATES, COMPARED_AT_ONCE, Layers, most_similar, outputs_and_layers
-from whence.linalg import largest
+from whence.influence.neighbours import outputs_and_layers
 from whence.results import frame
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 CONFIDENT, NOISY, SCARCE, BOTH = "confident", "noisy labels nearby", "scarce data", "both"
 VERDICTS = (CONFIDENT, NOISY, SCARCE, BOTH)
-DOTS = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
+TONES = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
 
 UNDECIDED = 0.55  # a model is not confident if the probability of its own answer is below this
 # If labels are noisy, data are called scarce only from this many times the limit on: a network that has fitted
@@ -62,8 +60,8 @@ class Explanation(Shown):
         probability: (m,) the network's probability for its own answer, the predicted class; `nan` for regression.
         rare: (m,) whether hardly any training example has the predicted class as its label: fewer than 20, and fewer
             than a fifth of the median of the classes.
-        ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ; `nan` for
-            regression.
+        ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ, for training
+            `examples` from those of the fit without them; `nan` for regression.
         ho, hec3: (m,) traces of Ho and HeC3.
         check: (m, t) training examples with the largest terms in `disagreement`: labels to check first.
         near: (m, t) training examples with the largest weights in `disagreement`.
@@ -194,11 +192,10 @@ class Explanation(Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per prediction."""
-        columns: dict[str, Sequence[Tensor | list[str]]] = {"verdict": [list(self.verdicts)]}
         names = ("noise", "disagreement", "ambiguity", "scarcity", "noise_p", "scarcity_p", "probability")
-        columns |= {name: [getattr(self, name)] for name in (*names, "ratio", "ho", "hec3", "source")}
-        columns |= {name: [[_listing(row) for row in getattr(self, name)]] for name in ("check", "near")}
-        return frame(columns)
+        columns = {name: getattr(self, name) for name in (*names, "ratio", "ho", "hec3", "source")}
+        named = {name: [_listing(row) for row in getattr(self, name)] for name in ("check", "near")}
+        return frame({"verdict": self.verdicts, **columns, **named})
 
     def __repr__(self) -> str:
         """Count each verdict."""
@@ -215,7 +212,7 @@ class Explanation(Shown):
             actions.append("; ".join(one for one in (check, near) if one))
         columns = (
             places(rows),
-            Column("verdict", verdicts[:rows], left=True, dots=tuple(DOTS[verdict] for verdict in verdicts[:rows])),
+            Column("verdict", verdicts[:rows], left=True, dots=tuple(TONES[verdict] for verdict in verdicts[:rows])),
             Column("noise", tuple(map(percent, noise)) if self.classes else numbers(noise)),
             Column("scarcity", tuple(f"{value:.2f}" for value in self.scarcity[:rows].tolist())),
             Column("HeC3/Ho", tuple(f"{value:.2f}" for value in self.ratio[:rows].tolist())),
@@ -240,73 +237,40 @@ def explain(
 ) -> Explanation:
     """Explain the predictions of one batch; see `Tracer.explain`."""
     ho, hec3 = _traces(fitted, inputs)
-    # What the model answers and how sure it is (fitted to all training examples), and what looks like the input to it.
-    outputs, layers = outputs_and_layers(fitted, inputs, calibration.neighbours.names)
+    neighbours = calibration.neighbours
+    # What the model answers and how sure it is, and the training examples that look like the input to it.
+    outputs, layers = outputs_and_layers(fitted, inputs, neighbours.names)
+    probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes, examples)
     answers = predicted_classes(fitted, outputs, calibration.codes)
-    probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes)
-    around = look_around(calibration, layers, top, examples)
+    answers = torch.zeros(len(outputs), dtype=torch.int64, device=outputs.device) if answers is None else answers
+    around = neighbours.surroundings(layers, calibration.squares, top, examples)
     # How much the labels of these examples contradict each other, and how far away they are.
-    square = calibration.expected_square(around.average)
-    noise = calibration.noise(square, ambiguity)
-    remote = calibration.distances.excess(around.distances, around.candidates, answers)
+    disagreement = calibration.disagreement(around.average)
+    noise = calibration.noise(disagreement, ambiguity)
+    distance_z = calibration.distances.z_scores(around.distances, around.candidates, answers)
     found = Explanation(
         level=level,
         noise=noise,
-        disagreement=calibration.in_unit(square),
-        scarcity=calibration.scarcity(remote),
+        disagreement=disagreement,
+        scarcity=calibration.scarcity(distance_z),
         noise_p=calibration.noise_p(around.average, around.effective),
-        scarcity_p=torch.ones_like(remote),  # set below: it depends on whether labels are noisy
+        scarcity_p=torch.ones_like(distance_z),  # set below: it depends on whether labels are noisy
         probability=probability,
-        rare=calibration.has_rare_answer(answers, len(probability)),
+        rare=calibration.has_rare_answer(answers),
         ambiguity=ambiguity,
         ho=ho,
         hec3=hec3,
         check=around.check,
         near=around.near,
-        source=calibration.source(noise, remote, level),
+        source=calibration.source(noise, distance_z, level),
         noise_limit=calibration.noise_limit,
-        disagreement_limit=float(calibration.in_unit(square.new_tensor(calibration.limit))),
+        disagreement_limit=calibration.disagreement_limit,
         scarcity_limit=calibration.scarcity_limit(level),
         ambiguity_limit=calibration.ambiguity_limit(level),
         classes=calibration.classes,
         notes=calibration.notes,
     )
-    return replace(found, scarcity_p=calibration.scarcity_p(remote, ambiguity, found._noise_found))
-
-
-class Surroundings(NamedTuple):
-    """The training examples around inputs."""
-
-    average: Tensor  # (m,) of the squares of their labels
-    effective: Tensor  # (m,) effective number of examples in this average
-    distances: Tensor  # (m,) from the nearest of the candidates
-    candidates: Tensor  # (m, c) the most similar examples, as positions among those compared
-    check: Tensor  # (m, t) training examples that add most to the average
-    near: Tensor  # (m, t) training examples with the largest weights in it
-
-
-def look_around(calibration: Calibration, layers: Layers, top: int, examples: Tensor | None) -> Surroundings:
-    """Compare inputs with the training examples, as many at once as memory allows."""
-    neighbours, squares = calibration.neighbours, calibration.squares
-    rows, apart = neighbours.around.rows(layers), neighbours.apart.rows(layers)
-    own = None if examples is None else neighbours.positions(examples)
-    named, parts = min(top, len(squares) - (own is not None)), []
-    for some in torch.arange(len(rows), device=rows.device).split(max(1, COMPARED_AT_ONCE // len(squares))):
-        itself = None if own is None else own[some]
-        similar = neighbours.around.similarities(rows[some])
-        candidates = most_similar(similar, CANDIDATES, itself)[1]
-        weights = neighbours.weights(similar, itself)
-        values = squares.to(weights)
-        part = Surroundings(
-            average=(weights @ values).to(squares),
-            effective=(1.0 / weights.square().sum(1)).to(squares),
-            distances=neighbours.apart.distances(apart[some], candidates).to(squares),
-            candidates=candidates,
-            check=neighbours.index[largest(weights * values, named)[1]],
-            near=neighbours.index[largest(weights, named)[1]],
-        )
-        parts.append(part)
-    return Surroundings(*(torch.cat(each) for each in zip(*parts, strict=True)))
+    return replace(found, scarcity_p=calibration.scarcity_p(distance_z, ambiguity, found._noise_found))
 
 
 def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -251,14 +251,13 @@ def for_each_batch(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, 
     notes: list[str] = []
     chunks = Chunks(notes, "predictions")
 
-    def in_chunks(inputs: Inputs, where: str) -> Iterator[T]:
+    def in_chunks(inputs: Inputs, where: str) -> Iterator[tuple[slice, T]]:
         size = batch_size(inputs, where)
         whole = slice(0, size)
-        found = chunks.of(size, size, lambda rows: work(inputs if rows == whole else take(inputs, rows), where))
-        return (one for _, one in found)
+        return chunks.of(size, size, lambda rows: work(inputs if rows == whole else take(inputs, rows), where))
 
     with using_model(fitted):
-        done = [one for inputs, where in inputs_of(fitted, x, plain) for one in in_chunks(inputs, where)]
+        done = [one for inputs, where in inputs_of(fitted, x, plain) for _, one in in_chunks(inputs, where)]
     for note in notes:
         fitted.problem.progress.say(f"whence: {note}")
     return done
@@ -344,15 +343,15 @@ class Terms:
         return len(self.ho)
 
 
-def variance_terms(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Iterator[tuple[slice, Terms]]:
+def variance_terms(fitted: Fitted, inputs: Inputs, per_output: bool = False) -> Iterator[tuple[slice, Terms]]:
     """Yield (which predictions, their terms) for as many inputs of a batch as a tenth of the memory budget holds.
 
-    With `apart`, each visible output is a prediction of its own, ordered by input; else those of an input are one
+    With `per_output`, each visible output is a prediction of its own, ordered by input; else those of an input are one
     prediction.
     """
     problem = fitted.problem
     k = problem.output_count(inputs)
-    each = k if apart else 1
+    each = k if per_output else 1
     most = max(1, int(0.1 * problem.budget.limit) // (8 * problem.n * (k + 3 * each)))
     size = batch_size(inputs, "this batch")
     for low in range(0, size, most):
@@ -360,7 +359,7 @@ def variance_terms(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Itera
         for which, chunks in fitted.bread.alignments(some):
             m = (which.stop - which.start) * each
             first = (low + which.start) * each
-            if apart:  # (m, c, n, k) to (m c, 1, n, k)
+            if per_output:  # (m, c, n, k) to (m c, 1, n, k)
                 chunks = ((rows, aligned.flatten(0, 1).unsqueeze(1)) for rows, aligned in chunks)
             terms = _terms(fitted, chunks, m, k // each)
             found = {"ho": terms.ho.sum(1, keepdim=True), "hec3": terms.hec3.sum(1, keepdim=True)}
@@ -373,12 +372,17 @@ def _terms(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: in
     ho, hec3, alignment = (torch.empty(m, n, dtype=problem.dtype, device=problem.device) for _ in range(3))
     pull = torch.empty(m, n, k, dtype=problem.dtype, device=problem.device)
     noise, loo = (fitted.meats.roots[name].expand(n, -1, -1).mT for name in ("ho", "hec3"))  # (n, q, k)
+
+    def norms(values: Tensor) -> Tensor:  # (n, q, m k) to (m, n)
+        found: Tensor = torch.linalg.vector_norm(values.unflatten(2, (m, -1)), dim=(1, 3))
+        return found.T
+
     for rows, aligned in chunks:  # (m, k, n, k), in the precision of their computation: squares and sums keep it
         by_example = aligned.permute(2, 3, 0, 1).flatten(2)  # (n, k, m k)
         pulls = loo[rows].to(aligned.dtype) @ by_example  # a_i u_i
-        alignment[:, rows] = _norms(by_example, m)
-        ho[:, rows] = _norms(noise[rows].to(aligned.dtype) @ by_example, m).square()
-        hec3[:, rows] = _norms(pulls, m).square()
+        alignment[:, rows] = norms(by_example)
+        ho[:, rows] = norms(noise[rows].to(aligned.dtype) @ by_example).square()
+        hec3[:, rows] = norms(pulls).square()
         pull[:, rows] = pulls.sum(1).reshape(-1, m, k).transpose(0, 1)
     return Terms(ho, hec3, alignment, pull)
 
@@ -395,12 +399,6 @@ def check_traced(problem: Linearization, found: Mapping[str, Tensor], inputs: In
             "a square root, a norm or a division at zero in the model; leave these inputs out: predict returns NaN."
         )
     check_variances(problem, found, "a batch")
-
-
-def _norms(values: Tensor, m: int) -> Tensor:
-    """(n, q, m k) to (m, n)."""
-    found: Tensor = torch.linalg.vector_norm(values.unflatten(2, (m, -1)), dim=(1, 3))
-    return found.T
 
 
 def training_examples(

@@ -20,10 +20,10 @@ with the same answer hardly differ count more.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,13 +46,13 @@ MOST_LAYERS, MOST_TREES = 8, 100  # layers, or trees, evenly spaced, that are co
 # Inputs of a layer that are wider are projected at random to the first number of directions. Of these, the second
 # number with the largest variance are compared.
 WIDEST, LEADING = 1024, 128
-# A layer's weight is this power of the share of the answers' variance that neighbours explain, judged by as many
+# A layer's weight is this power of the share of the answers' variance that neighbours explain, scored by as many
 # examples. Layers with less weight are left out.
-TRUST, JUDGED, LEAST_WEIGHT = 4, 1000, 0.02
-SAME = 1e-3  # smallest distance between inputs on a sphere of radius one
+WEIGHT_POWER, SCORED, LEAST_WEIGHT = 4, 1000, 0.02
+LEAST_DISTANCE = 1e-3  # smallest distance between inputs on a sphere of radius one
 # The bandwidth is so many times the median of how unlike, 1 - similarity, the last of an example's neighbours is; and
 # its lower bound.
-WIDTH, LEAST_BANDWIDTH = 3.0, 1e-4
+BANDWIDTH_FACTOR, LEAST_BANDWIDTH = 3.0, 1e-4
 # Leading eigenvectors of the kernel matrix that the regression uses for networks. On 2,400 images the averages of
 # squares have a correlation of at least .9995 with those by all eigenvectors. Similarities of leaves are coarser and
 # need all of them.
@@ -108,130 +108,59 @@ def mean_over_positions(values: Tensor, channels: int) -> Tensor:
     return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
-class View(ABC):
-    """The training examples that inputs are compared with, and how similar an input is to each."""
-
-    known: Tensor  # (s, d) rows of the training examples
-
-    @abstractmethod
-    def rows(self, layers: Layers) -> Tensor:
-        """(m, d) rows of inputs, from the inputs of the layers."""
-
-    @abstractmethod
-    def similarities(self, rows: Tensor, near: Tensor | None = None) -> Tensor:
-        """Similarities, at most one, of rows (m, d) with all training examples (m, s), or with some `near` (m, c)."""
-
-    def distances(self, rows: Tensor, near: Tensor) -> Tensor:
-        """(m,) mean distance of inputs from the nearest few of some training examples (m, c), as chords of a sphere."""
-        if not near.shape[1]:
-            return torch.ones(len(rows), device=rows.device)
-        each = max(1, near.shape[1] * rows.shape[1])
-        parts = [
-            self.similarities(rows[some], near[some]).topk(min(NEAREST, near.shape[1]), dim=1).values
-            for some in torch.arange(len(rows), device=rows.device).split(max(1, COMPARED_AT_ONCE // each))
-        ]
-        return (2.0 - 2.0 * torch.cat(parts)).clamp_min(SAME**2).sqrt().mean(1)
-
-
 @dataclass(frozen=True)
-class LayerView(View):
-    """Unit vectors of every layer, scaled by the root of the layer's weight: products are mean cosines."""
-
-    layers: Mapping[str, tuple[Whitened, float]]  # with the roots of their weights, which sum to one
-    known: Tensor
-
-    def rows(self, layers: Layers) -> Tensor:
-        """(m, d), scaled to length one."""
-        return unit_rows(self.layers, layers)
-
-    def similarities(self, rows: Tensor, near: Tensor | None = None) -> Tensor:
-        """(m, s), or (m, c)."""
-        return rows @ self.known.T if near is None else (self.known[near] @ rows.unsqueeze(2)).squeeze(2)
-
-
-@dataclass(frozen=True)
-class LeafView(View):
-    """Leaf numbers in every tree: similarities are shares of trees in which two inputs share a leaf.
-
-    Examples:
-        >>> view = LeafView(torch.tensor([[0, 3], [1, 3]]))
-        >>> view.similarities(torch.tensor([[0, 3], [1, 4]]))
-        tensor([[1.0000, 0.5000],
-                [0.0000, 0.5000]])
-    """
-
-    known: Tensor
-
-    def rows(self, layers: Layers) -> Tensor:
-        """(m, trees)."""
-        return layers["leaves"]
-
-    def similarities(self, rows: Tensor, near: Tensor | None = None) -> Tensor:
-        """(m, s), or (m, c)."""
-        if near is not None:
-            return (self.known[near] == rows.unsqueeze(1)).float().mean(2)
-        found = torch.zeros(len(rows), len(self.known), dtype=torch.float32, device=rows.device)
-        for ours, theirs in zip(rows.T, self.known.T, strict=True):
-            found += ours.unsqueeze(1) == theirs
-        return found / rows.shape[1]
-
-
-@dataclass(frozen=True)
-class Whitened:
+class Whitening:
     """The input of one layer, along its leading directions, whitened and scaled to length one.
 
     Where lengths count, one more coordinate is the same for all inputs, so that a longer vector has another direction.
     """
 
     center: Tensor  # (d,)
-    whitening: Tensor  # (d, r)
+    matrix: Tensor  # (d, r)
     constant: float  # the further coordinate; zero where directions alone count
 
     @classmethod
-    def of(cls, given: Tensor, answers: Tensor | None, lengths: bool) -> tuple[Whitened, Whitened]:
-        """Whitened by the scatter of all training examples, and by that around the mean of the same answer.
+    def of(cls, given: Tensor, answers: Tensor | None, lengths: bool) -> tuple[Whitening, Whitening]:
+        """Whitening by the total scatter of the training examples, and by their scatter within classes.
 
         Args:
             given: (s, d) inputs of the layer for the training examples.
             answers: (s,) predicted classes; `None` if there are none.
             lengths: whether lengths count.
         """
-        center, wide = given.mean(0), given.shape[1] > WIDEST
-        some = random_directions(given.shape[1], WIDEST).to(given) if wide else None
-        apart = (given - center).double() if some is None else ((given - center) @ some).double()
-        values, vectors = eigh(apart.T @ apart / len(apart))
+        center, projection = given.mean(0), None
+        centered = given - center
+        if given.shape[1] > WIDEST:
+            projection = random_directions(given.shape[1], WIDEST).to(given)
+            centered = centered @ projection
+        centered = centered.double()
+        values, vectors = eigh(centered.T @ centered / len(centered))
         mean = float(values.clamp_min(0.0).mean()) or 1.0
         values, vectors = values[-LEADING:].clamp_min(0.0), vectors[:, -LEADING:]
 
-        def whitened(root: Tensor) -> Whitened:
-            moved = apart @ root
-            constant = float(moved.square().sum(1).mean().sqrt()) if lengths else 0.0
-            whole = root if some is None else some.double() @ root
+        def whitening(root: Tensor) -> Whitening:
+            constant = float((centered @ root).square().sum(1).mean().sqrt()) if lengths else 0.0
+            whole = root if projection is None else projection.double() @ root
             return cls(center, whole.to(given), constant)
 
-        every = whitened(vectors / (values + mean).sqrt())
+        total = whitening(vectors / (values + mean).sqrt())
         if answers is None:
-            return every, every
-        inside = apart @ vectors
-        means = inside.new_zeros(int(answers.max()) + 1, inside.shape[1]).index_add_(0, answers, inside)
-        inside = inside - (means / torch.bincount(answers).clamp_min(1).unsqueeze(1))[answers]
-        scatter = inside.T @ inside / len(inside)
-        scatter.diagonal().add_(float(scatter.trace()) / apart.shape[1] or 1.0)
+            return total, total
+        within = centered @ vectors
+        means = within.new_zeros(int(answers.max()) + 1, within.shape[1]).index_add_(0, answers, within)
+        within = within - (means / torch.bincount(answers).clamp_min(1).unsqueeze(1))[answers]
+        scatter = within.T @ within / len(within)
+        scatter.diagonal().add_(float(scatter.trace()) / centered.shape[1] or 1.0)
         eye = torch.eye(len(scatter), dtype=scatter.dtype, device=scatter.device)
-        return every, whitened(vectors @ solve_lower(torch.linalg.cholesky(scatter), eye).T)
+        return total, whitening(vectors @ solve_lower(torch.linalg.cholesky(scatter), eye).T)
 
-    def unit(self, given: Tensor) -> Tensor:
+    def __call__(self, given: Tensor) -> Tensor:
         """(m, r) unit vectors of inputs (m, d) of the layer."""
-        moved = (given - self.center) @ self.whitening
+        moved = (given - self.center) @ self.matrix
         if self.constant:
             moved = torch.cat([moved, moved.new_full((len(moved), 1), self.constant)], 1)
         unit: Tensor = functional.normalize(moved, dim=1)
         return unit
-
-
-def unit_rows(whitened: Mapping[str, tuple[Whitened, float]], layers: Layers) -> Tensor:
-    """(m, d) unit vectors of whitened layers, each times the root of its weight."""
-    return torch.cat([root * layer.unit(layers[name]) for name, (layer, root) in whitened.items()], 1)
 
 
 def random_directions(size: int, count: int) -> Tensor:
@@ -242,17 +171,77 @@ def random_directions(size: int, count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Embedding:
+    """Inputs as vectors, and how similar two of them are.
+
+    For networks these are unit vectors of whitened layers, each scaled by the root of its weight: their products are
+    mean cosines. For trees they are leaf numbers, and similarities are shares of equal ones.
+
+    Examples:
+        >>> leaves = Embedding({}, torch.tensor([[0, 3], [1, 3]]))
+        >>> leaves.similarities(torch.tensor([[0, 3], [1, 4]]))
+        tensor([[1.0000, 0.5000],
+                [0.0000, 0.5000]])
+    """
+
+    whitenings: Mapping[str, tuple[Whitening, float]]  # by layer, with the root of its weight; empty for trees
+    known: Tensor  # (s, d) vectors of the training examples
+
+    def __call__(self, layers: Layers) -> Tensor:
+        """(m, d) vectors of inputs, from the inputs of their layers."""
+        return embed(self.whitenings, layers) if self.whitenings else layers["leaves"]
+
+    def similarities(self, vectors: Tensor, near: Tensor | None = None) -> Tensor:
+        """At most one, of vectors (m, d) with all training examples (m, s), or with some `near` (m, c) of them."""
+        if self.whitenings:
+            return vectors @ self.known.T if near is None else (self.known[near] @ vectors.unsqueeze(2)).squeeze(2)
+        if near is not None:
+            return (self.known[near] == vectors.unsqueeze(1)).float().mean(2)
+        found = torch.zeros(len(vectors), len(self.known), dtype=torch.float32, device=vectors.device)
+        for ours, theirs in zip(vectors.T, self.known.T, strict=True):
+            found += ours.unsqueeze(1) == theirs
+        return found / vectors.shape[1]
+
+    def distances(self, vectors: Tensor, near: Tensor) -> Tensor:
+        """(m,) mean distance from the nearest few of some training examples (m, c), as chords of a sphere."""
+        if not near.shape[1]:
+            return torch.ones(len(vectors), device=vectors.device)
+        each = max(1, near.shape[1] * vectors.shape[1])
+        parts = [
+            self.similarities(vectors[some], near[some]).topk(min(NEAREST, near.shape[1]), dim=1).values
+            for some in torch.arange(len(vectors), device=vectors.device).split(max(1, COMPARED_AT_ONCE // each))
+        ]
+        return (2.0 - 2.0 * torch.cat(parts)).clamp_min(LEAST_DISTANCE**2).sqrt().mean(1)
+
+
+def embed(whitenings: Mapping[str, tuple[Whitening, float]], layers: Layers) -> Tensor:
+    """(m, d) unit vectors of whitened layers, each times the root of its weight."""
+    return torch.cat([root * whiten(layers[name]) for name, (whiten, root) in whitenings.items()], 1)
+
+
+class Surroundings(NamedTuple):
+    """The training examples around inputs."""
+
+    average: Tensor  # (m,) of the squares of their labels
+    effective: Tensor  # (m,) effective number of examples in this average
+    distances: Tensor  # (m,) from the nearest of the candidates
+    candidates: Tensor  # (m, c) the most similar examples, as positions among those compared
+    check: Tensor  # (m, t) training examples that add most to the average
+    near: Tensor  # (m, t) training examples with the largest weights in it
+
+
+@dataclass(frozen=True)
 class Neighbours:
-    """The training examples that inputs are compared with, seen in two ways (see the top of this module)."""
+    """The training examples that inputs are compared with (see the top of this module)."""
 
     index: Tensor  # (s,) which training examples these are, ascending
-    around: View  # finds the examples whose labels tell about an input
-    apart: View  # measures distances from the examples
+    by_total: Embedding  # whitened by the total scatter: finds the examples whose labels tell about an input
+    by_within: Embedding  # whitened by the scatter within classes: measures distances from the examples
     names: tuple[str, ...]  # of the layers
-    nearest: Tensor  # (s, c) the most similar other examples of each, in `around`
+    nearest: Tensor  # (s, c) the most similar other examples of each
     bandwidth: float
     eigenvectors: Tensor  # (s, r) leading ones of the kernel matrix K
-    shrinkage: Tensor  # (r,) of their coefficients: s / (s + 1) for eigenvalues s
+    shrinkage: Tensor  # (r,) of their coefficients: v / (v + 1) for eigenvalues v
 
     @classmethod
     def of(cls, fitted: Fitted, codes: Codes) -> tuple[Neighbours, Tensor, Tensor | None]:
@@ -270,38 +259,56 @@ class Neighbours:
             raise partial_data_error()
         outputs = torch.cat([outputs for outputs, _ in parts])
         answers = predicted_classes(fitted, outputs, codes)
-        around: View
-        apart: View
-        if isinstance(fitted.problem.network.model, LeafSum):
-            around = apart = LeafView(torch.cat([layers["leaves"] for _, layers in parts]))
-            names: tuple[str, ...] = ("leaves",)
-            rank = len(index)
-        else:
-            layers = joined_layers([layers for _, layers in parts])
-            first = next(iter(layers))
-            whitened = {
-                name: Whitened.of(some, answers, codes is None or name == first) for name, some in layers.items()
-            }
-            units = {name: pair[0].unit(layers[name]) for name, pair in whitened.items()}
-            weights = layer_weights(units, outputs, answers)
-            names, rank = tuple(weights), RANK
-            views = [{name: (whitened[name][at], weight**0.5) for name, weight in weights.items()} for at in (0, 1)]
-            around, apart = (LayerView(view, unit_rows(view, layers)) for view in views)
-        similar = around.similarities(around.known)
-        itself, count = torch.arange(len(index), device=index.device), count_for(len(index))
+        layers = joined_layers([layers for _, layers in parts])
+        weights, first, rank = {"leaves": 1.0}, next(iter(layers)), len(index)
+        by_total = by_within = Embedding({}, layers[first])
+        if not isinstance(fitted.problem.network.model, LeafSum):
+            pairs = {name: Whitening.of(some, answers, codes is None or name == first) for name, some in layers.items()}
+            weights = layer_weights({name: pairs[name][0](some) for name, some in layers.items()}, outputs, answers)
+            scaled = [{name: (pairs[name][at], weight**0.5) for name, weight in weights.items()} for at in (0, 1)]
+            by_total, by_within = (Embedding(whitenings, embed(whitenings, layers)) for whitenings in scaled)
+            rank = RANK
+        similar = by_total.similarities(by_total.known)
+        itself, count = torch.arange(len(index), device=index.device), neighbour_count(len(index))
         values, nearest = most_similar(similar, max(count, CANDIDATES), itself)
         bandwidth = LEAST_BANDWIDTH
         if values.shape[1]:
             unlike = 1.0 - values[:, min(count, values.shape[1]) - 1]
-            bandwidth = max(WIDTH * float(unlike.median()), bandwidth)
+            bandwidth = max(BANDWIDTH_FACTOR * float(unlike.median()), bandwidth)
         sizes, vectors = (some[..., -rank:].to(values) for some in eigh(((similar - 1.0) / bandwidth).double().exp()))
-        found = cls(index, around, apart, names, nearest, bandwidth, vectors, sizes / (sizes + 1.0))
+        shrinkage = sizes / (sizes + 1.0)
+        found = cls(index, by_total, by_within, tuple(weights), nearest, bandwidth, vectors, shrinkage)
         return found, outputs, answers
+
+    def surroundings(self, layers: Layers, squares: Tensor, top: int, examples: Tensor | None) -> Surroundings:
+        """Compare inputs with the training examples, whose labels have squares (s,), as many at once as memory allows.
+
+        Inputs that are training `examples` (m,), -1 for others, are not compared with themselves.
+        """
+        total, within = self.by_total(layers), self.by_within(layers)
+        own = None if examples is None else self.positions(examples)
+        named, parts = min(top, len(squares) - (own is not None)), []
+        for some in torch.arange(len(total), device=total.device).split(max(1, COMPARED_AT_ONCE // len(squares))):
+            itself = None if own is None else own[some]
+            similar = self.by_total.similarities(total[some])
+            candidates = most_similar(similar, CANDIDATES, itself)[1]
+            weights = self.weights(similar, itself)
+            values = squares.to(weights)
+            part = Surroundings(
+                average=(weights @ values).to(squares),
+                effective=(1.0 / weights.square().sum(1)).to(squares),
+                distances=self.by_within.distances(within[some], candidates).to(squares),
+                candidates=candidates,
+                check=self.index[largest(weights * values, named)[1]],
+                near=self.index[largest(weights, named)[1]],
+            )
+            parts.append(part)
+        return Surroundings(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
     @property
     def count(self) -> int:
         """How many of the most similar examples are neighbours."""
-        return count_for(len(self.index))
+        return neighbour_count(len(self.index))
 
     def weights(self, similar: Tensor, own: Tensor | None = None) -> Tensor:
         """(m, s) weights of the examples' labels, which sum to one, from similarities (m, s) with them.
@@ -317,6 +324,11 @@ class Neighbours:
             found[known] = others.scatter_(1, own[known].unsqueeze(1), 0.0)
         found = found.square_()
         return found.div_(found.sum(1, keepdim=True).clamp_min_(torch.finfo(found.dtype).tiny))
+
+    def training_weights(self) -> Tensor:
+        """(s, s) weights for the training examples, each without itself."""
+        itself = torch.arange(len(self.index), device=self.index.device)
+        return self.weights(self.by_total.similarities(self.by_total.known), itself)
 
     def positions(self, examples: Tensor) -> Tensor:
         """(m,) positions among the compared ones of training examples (m,), -1 for others."""
@@ -335,7 +347,7 @@ def most_similar(similar: Tensor, count: int, own: Tensor | None = None) -> tupl
     return largest(similar, min(count, similar.shape[1] - (own is not None)))
 
 
-def count_for(examples: int) -> int:
+def neighbour_count(examples: int) -> int:
     """How many of the most similar among some examples are neighbours: about the root of their number.
 
     With few examples it is up to thirty, or an eighth of them, because an average of fewer says little about noise.
@@ -359,18 +371,17 @@ def layer_weights(units: Mapping[str, Tensor], outputs: Tensor, answers: Tensor 
     A power of the share of the variance of the answers, or of the outputs (s, k) without predicted classes, that the
     nearest other examples explain.
     """
-    said = outputs.reshape(len(outputs), -1) if answers is None else functional.one_hot(answers)
-    said = said.to(next(iter(units.values())).dtype)
-    judged = evenly_spaced(torch.arange(len(said), device=said.device), JUDGED)
-    count, shares = count_for(len(said)), dict[str, float]()
+    predictions = outputs.reshape(len(outputs), -1) if answers is None else functional.one_hot(answers)
+    predictions = predictions.to(next(iter(units.values())).dtype)
+    scored = evenly_spaced(torch.arange(len(predictions), device=predictions.device), SCORED)
+    count, shares = neighbour_count(len(predictions)), dict[str, float]()
     for name, unit in units.items() if len(units) > 1 else ():
-        similar = (unit[judged] @ unit.T).scatter_(1, judged.unsqueeze(1), -2.0)
+        similar = (unit[scored] @ unit.T).scatter_(1, scored.unsqueeze(1), -2.0)
         near = largest(similar, count)[1]
-        missed = (
-            said[judged] - sum(said[one] for one in near.T) / near.shape[1]
-        )  # (m, count, k) might not fit in memory
-        varied = (said[judged] - said.mean(0)).square().sum()
-        shares[name] = max(0.0, 1.0 - float(missed.square().sum() / varied)) ** TRUST if float(varied) > 0 else 0.0
+        mean = sum(predictions[one] for one in near.T) / near.shape[1]  # (m, count, k) might not fit in memory
+        missed = float((predictions[scored] - mean).square().sum())
+        varied = float((predictions[scored] - predictions.mean(0)).square().sum())
+        shares[name] = max(0.0, 1.0 - missed / varied) ** WEIGHT_POWER if varied > 0 else 0.0
     least = LEAST_WEIGHT * sum(shares.values())
     shares = {name: share for name, share in shares.items() if share > least} or dict.fromkeys(units, 1.0)
     return {name: share / sum(shares.values()) for name, share in shares.items()}

@@ -46,8 +46,8 @@ class Suggestion(Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per suggestion, in order."""
-        total = {"total": [self.total]} if len(self.total) else {}
-        return frame({"index": [self.index], "score": [self.score], **total})
+        total = {"total": self.total} if len(self.total) else {}
+        return frame({"index": self.index, "score": self.score, **total})
 
     def __repr__(self) -> str:
         return f"Suggestion({len(self)} {self.kind}: {listing(self.index.tolist())})"

@@ -108,29 +108,29 @@ def suspicion_over_copies(fitted: Fitted, augment: Callable[[Any], Any], copies:
             f"augment averages the probabilities of labels: expected classes and all outputs, got {kind}. "
             "Leave augment out."
         )
+
+    def of_copies(batch: Batch) -> Tensor:
+        given = augment(batch.inputs)
+        size = batch_size(given, "what augment returned")
+        if size != batch.size:
+            raise InputError(
+                f"expected augment to return {batch.size} inputs for a batch of {batch.size}, got {size}. It is called "
+                "with the inputs of a whole batch."
+            )
+        return problem.network(given)
+
     change = change_without(fitted)
     changes = change, judged_change(fitted, change)
     found = []
     with using_model(fitted), torch.no_grad():
         for _ in range(copies):
-            outputs = torch.cat([_of_copies(fitted, batch, augment) for batch in problem.batches.plain("copies")])
+            outputs = torch.cat([of_copies(batch) for batch in problem.batches.plain("copies")])
             moved = outputs.reshape(problem.outputs.shape).to(problem.dtype) - problem.outputs
             without, own = (problem.log_residuals_after(change + moved) for change in changes)
             found.append((without[0], *own))
     logs, judged, ties = map(torch.stack, zip(*found, strict=True))
     score, order = (some.logsumexp(0) - math.log(copies) for some in (logs, judged))
     return Suspicion(score.exp(), largest_first(order, ties.mean(0)))
-
-
-def _of_copies(fitted: Fitted, batch: Batch, augment: Callable[[Any], Any]) -> Tensor:
-    given = augment(batch.inputs)
-    size = batch_size(given, "what augment returned")
-    if size != batch.size:
-        raise InputError(
-            f"expected augment to return {batch.size} inputs for a batch of {batch.size}, got {size}. It is called "
-            "with the inputs of a whole batch."
-        )
-    return fitted.problem.network(given)
 
 
 def change_without(fitted: Fitted) -> Tensor:
@@ -195,15 +195,10 @@ def class_names(fitted: Fitted) -> Sequence[Any] | None:
     return model.classes if isinstance(model, LeafSum) else None
 
 
-def squared_influence(fitted: Fitted, x: Any) -> tuple[Tensor, int]:
+def squared_influence(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, int]:
     """(n,) sum over inputs of |f(x) - f_(-i)(x)|^2, the terms of HeC3, and how many inputs there are."""
-
-    def of_batch(inputs: Inputs, _: str) -> tuple[Tensor, int]:
-        sums = [(terms.hec3.sum(0), len(terms)) for _, terms in variance_terms(fitted, inputs)]
-        return torch.stack([total for total, _ in sums]).sum(0), sum(count for _, count in sums)
-
-    totals, counts = zip(*for_each_batch(fitted, x, of_batch), strict=True)
-    return torch.stack(totals).sum(0), sum(counts)
+    sums = [terms.hec3.sum(0) for _, terms in variance_terms(fitted, inputs)]
+    return torch.stack(sums).sum(0), batch_size(inputs, "this batch")
 
 
 def training_frame(fitted: Fitted, test: Any) -> pandas.DataFrame:
@@ -216,15 +211,16 @@ def training_frame(fitted: Fitted, test: Any) -> pandas.DataFrame:
         "cook": cooks_distance(fitted),
     }
     if test is not None:
-        total, count = squared_influence(fitted, test)
-        columns["test_influence"] = (total / count).sqrt()
+        totals = for_each_batch(fitted, test, lambda inputs, _: squared_influence(fitted, inputs))
+        total = torch.stack([total for total, _ in totals]).sum(0)
+        columns["test_influence"] = (total / sum(count for _, count in totals)).sqrt()
         columns["test_share"] = total / total.sum().clamp_min(torch.finfo(total.dtype).tiny)
     for name, values in suggested_labels(fitted).items():
         several = values.shape[1] > 1
         columns |= {f"{name}_{at}" if several else name: column for at, column in enumerate(values.T)}
     columns["suspicion"] = suspicion.score
     columns["suspect_rank"] = suspicion.order.argsort() + 1
-    table = frame({name: [column] for name, column in columns.items()})
+    table = frame(columns)
     classes = class_names(fitted)
     if classes is not None and "label" in table:
         table[["label", "suggested"]] = table[["label", "suggested"]].map(dict(enumerate(classes)).get)

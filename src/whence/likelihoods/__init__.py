@@ -4,8 +4,7 @@ To add a likelihood, add a module here, its tests, and an entry in `LIKELIHOODS`
 """
 
 from whence.likelihoods.base import Likelihood, Noise
-from whence.likelihoods.bernoulli import Bernoulli
-from whence.likelihoods.categorical import Categorical
+from whence.likelihoods.cross_entropy import Bernoulli, Categorical
 from whence.likelihoods.gaussian import Gaussian, one_hot
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {kind.name: kind for kind in (Gaussian, Categorical, Bernoulli)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from whence.trust.assessment import assess
-from whence.trust.checks import Check, Trust
-from whence.trust.without_solves import trust_of_fit
+from whence.trust.checks import Check, Trust, trust_of_fit
 
 __all__ = ["Check", "Trust", "assess", "trust_of_fit"]

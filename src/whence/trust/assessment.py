@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.curvature import Sandwich
 from whence.curvature.aligned import FittedIterative, Solved, conjugate_gradients, curvature_times
 from whence.curvature.base import times_hessian
 from whence.data.batches import Inputs, batch_size, take
@@ -25,8 +26,7 @@ from whence.jacobian.views import OutputMixtures
 from whence.linalg import largest
 from whence.runtime.model_state import rounded_products
 from whence.trust import checks
-from whence.trust.checks import FINE, Check, Trust, fold_change, if_solved, level_of, worst
-from whence.trust.without_solves import checks_without_solves
+from whence.trust.checks import FINE, Check, Trust, fold_change, if_solved, level_of, own_checks, worst
 
 ITERATIONS = 1000  # most iterations of an exact solve
 PARTS = ("the sample", "exact steps", "exact variances")  # shown in the progress line
@@ -44,7 +44,7 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
         drawn = draw_sample(fitted, x, sample, generator)
         shapes = [(batch_size(inputs, "the sample"), problem.output_count(inputs)) for inputs in drawn]
         directions = [random_signs(shape, problem.outputs, generator) for shape in shapes]
-        ours = _structure_variances(fitted, drawn, directions)
+        ours = variances_along(fitted.sandwich, drawn, directions)
         deletions = most_influential(fitted, drawn, min(max(1, sample // 4), 8))
         next(part)
         with rounded_products(False):
@@ -54,27 +54,26 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
             steps = first.steps(deletions, signs)
             next(part)
             second = ExactSolver.of(fitted, tolerance, ITERATIONS, start + seconds)
-            exact = second.variances(drawn, directions)
+            # with the weights that the fit gave to its examples, so that only the curvature is compared
+            exact = variances_along(second.sandwich(fitted.meats), drawn, directions)
             factor = float(_ratio(ours["hec3"], exact["hec3"]).median())  # scales standard errors to the exact ones
-            errors = (ours["trace"] / factor if factor > 0 else ours["trace"]).clamp_min(0.0).sqrt()
+            hec3 = [fitted.sandwich.predict(inputs).covariances["hec3"] for inputs in drawn]
+            traces = torch.cat([one.diagonal(dim1=1, dim2=2).sum(1) for one in hec3])
+            errors = (traces / factor if factor > 0 else traces).clamp_min(0.0).sqrt()
             solved = first.residual <= checks.UNCONVERGED
             found = (
                 _check_variances(ours, exact, second.residual),
                 _check_loo_residuals(fitted, deletions, steps, first.residual),
                 *_check_steps(first, drawn, deletions, steps, errors),
-                *checks_without_solves(fitted, steps.degrees_of_freedom if solved else None),
+                *own_checks(fitted, steps.degrees_of_freedom if solved else None),
             )
     return Trust(found, len(errors), time.monotonic() - start)
 
 
-def _structure_variances(fitted: Fitted, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
-    """(m,) Ho and HeC3 by the fit, along one direction of the outputs of each prediction, and the trace of HeC3."""
-    found = []
-    for inputs, some in zip(sample, directions, strict=True):
-        covariances = fitted.sandwich.predict(inputs).covariances
-        along = {name: torch.einsum("mk,mkl,ml->m", some, covariances[name], some) for name in ("ho", "hec3")}
-        found.append(along | {"trace": torch.diagonal(covariances["hec3"], dim1=1, dim2=2).sum(1)})
-    return join_batches(found)
+def variances_along(sandwich: Sandwich, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
+    """(m,) variances of each estimator along directions v of the outputs, (m, k) per batch: v^T J F^-1 M F^-1 J^T v."""
+    views = [OutputMixtures(inputs, some.unsqueeze(2)) for inputs, some in zip(sample, directions, strict=True)]
+    return join_batches([{n: v.flatten() for n, v in sandwich.predict(view).covariances.items()} for view in views])
 
 
 def _check_variances(ours: dict[str, Tensor], exact: dict[str, Tensor], residual: float) -> Check:
@@ -111,22 +110,22 @@ def _check_loo_residuals(fitted: Fitted, deletions: Tensor, steps: ExactSteps, r
     """Squared leave-one-out residuals of the structure against exact ones."""
     if not len(deletions):
         words = "There are no residuals, so that leaving an example out changes nothing."
-        return checks.not_checked("leave-one-out", words)
+        return Check("leave-one-out", checks.SKIPPED, {}, words)
     ours, exact = (
         [float(fitted.problem.isometric(one).square().sum()) for one in some]
         for some in (deletions * fitted.adjusted.hec3, steps.loo_residuals)
     )
     factor = sum(ours) / sum(exact) if sum(exact) > 0 else 1.0
     largest = max(fold_change(a / b) if b > 0 else math.inf for a, b in zip(ours, exact, strict=True))
-    check = checks.judged(
-        "leave-one-out",
-        worst([level_of(fold_change(factor), checks.FOLD), FINE if largest <= checks.FOLD[0] else checks.CAREFUL]),
-        {"factor": factor, "worst": largest, "examples": float(len(deletions))},
-        "Leave-one-out residuals of the most influential examples, squared, are those of the exact curvature.",
-        "Leave-one-out residuals of the most influential examples, squared, are off by a factor, and HeC3 with "
-        'them: this structure\'s leverages are not true. Use structure="core" or "exact".',
-    )
-    return if_solved(check, residual)
+    level = worst([level_of(fold_change(factor), checks.FOLD), FINE if largest <= checks.FOLD[0] else checks.CAREFUL])
+    words = "Leave-one-out residuals of the most influential examples, squared, are those of the exact curvature."
+    if level != FINE:
+        words = (
+            "Leave-one-out residuals of the most influential examples, squared, are off by a factor, and HeC3 with "
+            'them: this structure\'s leverages are not true. Use structure="core" or "exact".'
+        )
+    numbers = {"factor": factor, "worst": largest, "examples": float(len(deletions))}
+    return if_solved(Check("leave-one-out", level, numbers, words), residual)
 
 
 def _check_steps(
@@ -265,15 +264,6 @@ class ExactSolver(FittedIterative):
     def residual(self) -> float:
         """The largest relative residual of the solves so far."""
         return max((float(one.reached.max()) for one in self.solves), default=0.0)
-
-    def variances(self, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
-        """(m,) variances along directions v of the outputs, (m, k) per batch: v^T J F^-1 M F^-1 J^T v.
-
-        HeC3 uses the weights that the fit gave to its examples, so that only the curvature is compared.
-        """
-        sandwich = self.sandwich(self.fitted.meats)
-        views = [OutputMixtures(inputs, some.unsqueeze(2)) for inputs, some in zip(sample, directions, strict=True)]
-        return join_batches([{n: v.flatten() for n, v in sandwich.predict(view).covariances.items()} for view in views])
 
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
         """Yield rows (m, 1, d) of a view of one mixture of the outputs."""
