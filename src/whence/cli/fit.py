@@ -98,7 +98,7 @@ def _print_fit(output: Output, tracer: whence.Tracer, trust: whence.Trust | None
     found = {one.name: one for one in tracer.diagnostics}["trust"]
     findings = [one for one in tracer.diagnostics if one.name not in ("note", "trust")]
     notes = [str(one.value) for one in tracer.diagnostics if one.name == "note"]
-    output.say(repr(tracer))
+    output.fact("Fit", repr(tracer).removeprefix("Tracer(").removesuffix(")"))
     output.head("What the fit found")
     output.rows([[one.name, one.shown, one.words] for one in findings], right=(1,))
     output.notes(notes)
@@ -120,9 +120,10 @@ def _print_fit(output: Output, tracer: whence.Tracer, trust: whence.Trust | None
 
 
 def write_report(tracer: whence.Tracer, out: Path, inputs: Any, trust: whence.Trust | None = None) -> None:
-    """Write the report on all inputs, numbered from one, as by the other commands."""
-    rows = len(tracer.predict(inputs))
-    tracer.report(out, inputs, ids=[f"row {row}" for row in range(1, rows + 1)], trust=trust)
+    """Write the report on all inputs; these and training examples are numbered from one, as by the other commands."""
+    counts = {"row": len(tracer.predict(inputs)), "training example": tracer.problem.n}
+    ids = [[f"{name} {number}" for number in range(1, total + 1)] for name, total in counts.items()]
+    tracer.report(out, inputs, ids=tuple(ids), trust=trust)
 
 
 class SpecFile:

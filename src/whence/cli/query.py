@@ -16,14 +16,14 @@ from whence.cli.console import Output, figure
 from whence.cli.fit import SpecFile, write_report
 from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows
 from whence.cli.texts import DESCRIPTION, LanguageModel, Text, read_texts
-from whence.display import listing, number, percent
+from whence.display import count, listing, number, percent
 from whence.errors import InputError
 from whence.influence.training import change_without
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
 from whence.runtime.execution import Progress
 from whence.tabular.files import read_table, write_csv
 from whence.tabular.fitted import FittedTable, load_table, read_description
-from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, predict_rows
+from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, listed_examples, predict_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -32,7 +32,7 @@ SHOWN = 10  # predictions that are printed
 OUTPUTS = 4  # outputs of a prediction that are printed
 # Columns of predictions that are printed, if they are there.
 COLUMNS = ("row", "class", "prediction", "mean", *(f"mean_{output}" for output in range(OUTPUTS)), "lower", "upper")
-COLUMNS += ("probability", "probability_std", "ho", "hec3", "ratio", "verdict")
+COLUMNS += ("std", "probability", "probability_std", "ho", "hec3", "ratio", "verdict")
 MOST_UNCERTAIN = 3  # rows that are explained if none are named
 
 Saved = Annotated[Path, Argument(help="What `whence table --save` or `whence fit --save` wrote.")]
@@ -40,8 +40,9 @@ Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet; new texts
 Spec = Annotated[
     Path | None, Option(help="The Python file passed to `whence fit`, which is run; or the language model's folder.")
 ]
-VARIANCES = {"ho": "Ho", "hec3": "HeC3"}
 NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")  # of an explanation, shown by `whence explain`
+PREDICTED = ("prediction", "lower", "upper", "std", "probability", "probability_std")  # of a row, the same
+NAMED = 3  # rows that cannot be right, named in a note
 
 
 @console.handle_errors
@@ -71,15 +72,15 @@ def predict(
     frame = query.frame(verdicts)
     if path is not None:
         write_csv(path, frame)
+    scores = query.scores()
     output.notes(query.notes)
-    output.head(f"{len(frame):,} predictions" + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
-    hidden = ("ho", "hec3") if "probability" in frame.columns else ()  # these are of logits
+    output.head(count(len(frame), "prediction") + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
+    hidden = ("ho", "hec3") if {"std", "probability"} & {*frame.columns} else ()  # squares of units, or of logits
     heads = [name for name in COLUMNS if name in frame.columns and name not in hidden]
     right = [index for index, name in enumerate(heads) if name != "verdict"]
     output.rows(frame[heads].head(SHOWN).itertuples(index=False), heads, right)
     if verdicts:
         print_verdicts(output, count_verdicts(frame["verdict"]), "Why are predictions uncertain?")
-    scores = query.scores()
     if scores:
         output.head("Scores, by the targets in the data")
         output.rows(scores, right=(1,))
@@ -114,14 +115,15 @@ def explain(
     content = query.explain(row, top)
     output.notes(query.notes)
     for one in content:
-        output.head(f"{query.unit} {one['row']}: {one['prediction']}")
-        output.say(f"  {one['verdict']}: {one['advice']}")
-        output.say(f"  {one['because']}")
-        causes = [[c["row"], percent(c[query.variance]), c["label"], c["without"]] for c in one["causes"]]
-        heads = [f"training {query.unit}", f"share of {VARIANCES[query.variance]}", query.label, "without it"]
-        output.rows(causes, heads, right=(0, 1, 2, 3))
+        output.head(f"{query.unit} {one['row']}: {one['words']}")
+        output.say(f"{one['verdict']}: {one['advice']}", indent=2)
+        output.say(one["because"], indent=2)
+        names = list(one["causes"][0])
+        causes = [[percent(cell) if "share" in name else cell for name, cell in c.items()] for c in one["causes"]]
+        heads = [name.replace("_", " ").replace("hec3", "HeC3").replace("of ho", "of Ho") for name in names]
+        output.rows(causes, heads, right=[at for at, name in enumerate(names) if name != "begins"])
     output.say()
-    output.say(f"without it: {query.without}.")
+    output.say(query.legend)
     output.finish(content)
 
 
@@ -184,12 +186,16 @@ def _load(
 class SavedNetwork:
     """Inputs of a loader, predicted by the saved fit of a user's own network."""
 
-    unit, label, without = "example", "residual", "the residual of that training example in the fit without it"
+    unit = "example"
     variance = "hec3"  # whose shares order training examples
+    legend = (
+        "Examples are counted from 1, in the order of test_loader() and of train_loader(). Without it: the size of the "
+        "residual of that training example in the fit without it."
+    )
 
     def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
         self.tracer, self.inputs, self.notes, self.stem = tracer, inputs, notes, stem
-        self.examples: Any = range(tracer.problem.n)  # names of training examples
+        self.examples = numpy.arange(tracer.problem.n) + 1  # numbers of training examples, for people
 
     @cached_property
     def _uncertainty(self) -> whence.Uncertainty:
@@ -220,9 +226,11 @@ class SavedNetwork:
             for place, (name, values) in enumerate(self._answers.items(), 1):
                 frame.insert(place, name, values.flatten().tolist())
         if verdicts:
-            names = ["verdict", "noise", "scarcity", "noise_p", "scarcity_p", "check", "near"]
             explanation = self.tracer.explain(self.inputs)
+            names = ["verdict", "noise", "scarcity", "noise_p", "scarcity_p"]
             frame[names] = explanation.to_frame()[names]
+            for name in ("check", "near"):
+                frame[name] = listed_examples(self.examples, getattr(explanation, name))
             self.notes.extend(explanation.notes)
         return frame
 
@@ -248,18 +256,30 @@ class SavedNetwork:
     ) -> dict[str, Any]:
         """The explanation of one input, which has a number for people; `impossible` says why it cannot be right."""
         verdict = CHECK_INPUT if impossible else verdicts.verdicts[at]
+        behind = zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
         return {
             "row": number,
-            "prediction": self.describe(at),
+            **self.prediction(at),
+            "words": self.describe(at),
             "verdict": verdict,
             "because": impossible or verdicts.reason(at),
             "advice": ADVICE[verdict].replace("in `check`", "below"),
             **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
             "causes": [
-                {"row": int(self.examples[example]), self.variance: share, **self.left_out(example)}
-                for example, share in zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
+                {
+                    f"training_{self.unit}": int(self.examples[example]),
+                    f"share_of_{self.variance}": share,
+                    **self.left_out(example),
+                }
+                for example, share in behind
             ],
         }
+
+    def prediction(self, at: int) -> dict[str, Any]:
+        """A prediction in numbers: the class and its probability, or the outputs."""
+        if self._answers is None:
+            return {"mean": self._uncertainty.mean[at].tolist()}
+        return {name: values[at].tolist() for name, values in self._answers.items()}
 
     def describe(self, at: int) -> str:
         """A prediction in words: the class, or the outputs."""
@@ -268,37 +288,49 @@ class SavedNetwork:
         best, chance, *std = (float(values[at]) for values in self._answers.values())
         return f"class {best:.0f}, probability {probability_text(chance, *std)}"
 
-    def left_out(self, example: int) -> dict[str, str]:
-        """The label of a training example, or its residual, and what the fit without it predicts instead."""
-        residual, left_out = (number(float(one[example].norm())) for one in self._residuals)
-        return {"label": residual, "without": left_out}
+    def left_out(self, example: int) -> dict[str, Any]:
+        """The size of the residual of a training example, as fitted and in the fit without it."""
+        residual, left_out = (float(one[example].norm()) for one in self._residuals)
+        return {"residual": residual, "residual_without_it": left_out}
 
 
 class SavedTexts(SavedNetwork):
     """New texts, and the training texts behind a language model's predictions in them; all are numbered from one."""
 
-    unit, label = "text", "begins"
+    unit = "text"
     variance = "ho"  # finds the texts behind an answer; those of HeC3 are texts that nobody could predict
+    legend = (
+        "Texts are counted from 1, as lines of their files. Without it: the size of the residual of that training text "
+        "in the fit without it."
+    )
 
     def __init__(self, tracer: whence.Tracer, source: LanguageModel, new: list[Text], stem: str) -> None:
         inputs = [{name: one for name, one in batch.items() if name != "labels"} for batch in source.batches(new)]
         super().__init__(tracer, inputs, [], stem)
-        self.texts, self.new, self.examples = source.texts, new, range(1, len(source.texts) + 1)
+        self.texts, self.new = source.texts, new
+
+    def prediction(self, at: int) -> dict[str, Any]:
+        """The beginning of a text: there is a prediction for each of its tokens."""
+        return {"begins": self.describe(at)}
 
     def describe(self, at: int) -> str:
         """The beginning of a text."""
         return self.new[at].beginning
 
-    def left_out(self, example: int) -> dict[str, str]:
+    def left_out(self, example: int) -> dict[str, Any]:
         """The beginning of a training text, and the size of its residual in the fit without it."""
-        return super().left_out(example) | {"label": self.texts[example].beginning}
+        residuals = super().left_out(example)
+        return {"begins": self.texts[example].beginning, "residual_without_it": residuals["residual_without_it"]}
 
 
 class SavedTable(SavedNetwork):
     """Rows of a table, predicted by a saved fit."""
 
-    unit, label = "row", "label"
-    without = "what the other training rows predict for that row; for classes, the probability of its label"
+    unit = "row"
+    legend = (
+        "Rows are counted from 1, below the names of the columns, in the new file and in that of the training. Without "
+        "it: what the fit without that training row predicts for it; for classes, the probability of its label."
+    )
 
     def __init__(self, fitted: FittedTable, rows: pandas.DataFrame, notes: list[str], name: str) -> None:
         inputs = fitted.batches(rows)
@@ -319,8 +351,16 @@ class SavedTable(SavedNetwork):
         return self._predictions.rows_frame()
 
     def scores(self) -> list[Score]:
-        """Scores of the predictions, by the targets in the table."""
-        return self._predictions.scores()
+        """Scores by the targets in the table, without rows that cannot be right; these are noted."""
+        reasons = self._predictions.impossible()
+        possible = [at for at, reason in enumerate(reasons) if not reason]
+        scores = self._predictions.scores(possible)
+        unscored = "; not in the scores" if scores else ""
+        wrong = [(row, reason) for row, reason in zip(self.rows.index, reasons, strict=True) if reason]
+        self.notes += [f"row {row} cannot be right: {reason}{unscored}" for row, reason in wrong[:NAMED]]
+        if len(wrong) > NAMED:
+            self.notes.append(f"{len(wrong) - NAMED:,} more rows cannot be right{unscored}")
+        return scores
 
     def report(self, out: Path) -> None:
         """Write the report on all rows."""
@@ -339,6 +379,11 @@ class SavedTable(SavedNetwork):
             for at, number in enumerate(some.rows.index)
         ]
 
+    def prediction(self, at: int) -> dict[str, Any]:
+        """A prediction in numbers: an amount with its interval, or a class with its probability."""
+        row = self._predictions.frame.iloc[at]
+        return {name: row[name] for name in PREDICTED if name in row}
+
     def describe(self, at: int) -> str:
         """A prediction in words."""
         row = self._predictions.frame.iloc[at]
@@ -356,13 +401,13 @@ class SavedTable(SavedNetwork):
         outputs = problem.outputs + change_without(self.tracer)
         return problem.likelihood.probabilities(outputs) if problem.likelihood.has_classes else outputs
 
-    def left_out(self, example: int) -> dict[str, str]:
+    def left_out(self, example: int) -> dict[str, Any]:
         """The label of a training row, and the prediction without that row: a number, or the label's probability."""
         target, value, found = self.fitted.model.target, float(self.fitted.values[example]), self._without[example]
         if target.task == "regression":
-            return {"label": figure(value), "without": figure(value - float(self._residuals[1][example][0]))}
+            return {"label": value, "prediction_without_it": float(found[0])}
         own = float(found[int(value)]) if len(found) > 1 else abs(1.0 - value - float(found[0]))
-        return {"label": target.classes[int(value)], "without": f"p = {min(max(own, 0.0), 1.0):.2f}"}
+        return {"label": target.classes[int(value)], "probability_without_it": min(max(own, 0.0), 1.0)}
 
 
 def choose_places(named: list[int] | None, numbers: Any, variances: Any) -> list[int]:

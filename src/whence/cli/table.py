@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from dataclasses import replace
@@ -14,9 +15,11 @@ from typer import Argument, Option
 
 from whence.cli import console
 from whence.cli.console import Output, figure, stop
-from whence.display import count, number, percent
+from whence.display import count, cut, number, percent
+from whence.errors import TargetError
 from whence.runtime.execution import Progress
-from whence.tabular.files import TextTable, read_table, write_csv
+from whence.tabular.columns import ExcludedColumn, detect_column
+from whence.tabular.files import TextTable, read_table, write_corrected, write_csv
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
 from whence.tabular.labels import (
     apply_answers,
@@ -30,7 +33,7 @@ from whence.tabular.labels import (
     write_items,
 )
 from whence.tabular.predictions import CHECK_INPUT, RowPredictions, affordable_rows, predict_rows
-from whence.tabular.target import Task
+from whence.tabular.target import Task, detect_target
 
 if TYPE_CHECKING:
     import pandas
@@ -43,6 +46,7 @@ ADVICE = {
     CHECK_INPUT: "its columns hold impossible values: correct the input",
 }
 SUSPECTS = 5
+EXAMPLE = 20  # characters of a cell in the list of columns
 TRACED, ALL_TRACED = 500, 2000  # predictions that a report traces to training rows; all of them up to the second number
 NOTES = 4  # notes on the file in a report; the others are only printed
 
@@ -111,7 +115,8 @@ def table(
     output = Output(as_json)
     read = read_table(data, rows, delimiter=delimiter, seed=seed, progress=Progress(not quiet))
     if target is None:
-        stop(f"expected --target with the column to predict. Columns: {', '.join(map(repr, read.frame.columns))}.")
+        _list_columns(output, data, read)
+        return
     prepared = prepare(read.frame, target, task, ignore or (), groups, test=held_out, width=width, seed=seed)
     given, unanswered = (None, 0) if answers is None else read_answers(answers, prepared)
     if corrected is not None and len(read.frame) < read.total:
@@ -141,7 +146,8 @@ def table(
         save_table(fitted, save, {"data": data.name, "model": content["model"], "scores": content["scores"]})
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
     if corrected is not None:
-        write_csv(corrected, prepared.frame)
+        answered = sorted(content["import"]["changed"] + content["import"]["labelled"])
+        write_corrected(corrected, read, prepared.frame.loc[answered, target])
         content["files"]["corrected"] = corrected
     if export is not None:
         items = work_items(prepared, fitted, judged, export_rows)
@@ -151,6 +157,41 @@ def table(
     content["seconds"] = round(time.perf_counter() - began, 1)
     _print_fit(output, content)
     output.finish(content)
+
+
+def _list_columns(output: Output, data: Path, read: TextTable) -> None:
+    """Print what each column holds, whether it can be predicted, and the command to run next."""
+    notes, columns = list(read.notes), []
+    for name, cells in read.frame.items():
+        found = detect_column(cells, notes)
+        kind, reason = (None, found.reason) if isinstance(found, ExcludedColumn) else (found.kind, None)
+        try:
+            target = detect_target(cells, None, [])
+            predicted = count(len(target.classes), "class", "classes") if target.classes else "amounts"
+        except TargetError:
+            predicted = None
+        example = None if cells.isna().all() else cells.dropna().iloc[0]
+        one = {"name": name, "kind": kind, "left_out": reason, "missing": int(cells.isna().sum()), "example": example}
+        columns.append({**one, "as_target": predicted})
+    likely = next((one["name"] for one in reversed(columns) if one["as_target"]), "COLUMN")
+    command = shlex.join(["whence", "table", str(data), "--target", str(likely)])
+    output.fact("Data", f"{count(read.total, 'row')}, {count(len(columns), 'column')}")
+    output.notes(notes)
+    output.head("Columns: how each would be used, and how it could be predicted")
+    shown = [
+        [
+            one["name"],
+            one["kind"] or f"left out: {one['left_out']}",
+            f"{one['missing']:,}",
+            cut(str(one["example"] or ""), EXAMPLE),
+            one["as_target"] or "-",
+        ]
+        for one in columns
+    ]
+    output.rows(shown, ["column", "used as", "missing", "such as", "as the target"], right=(2,))
+    output.head("Name the column to predict, for example:")
+    output.say(command, indent=2)
+    output.finish({"data": data, "rows": read.total, "columns": columns, "notes": notes, "next": command})
 
 
 def _rows_to_explain(prepared: Prepared, fitted: FittedTable, verdicts: Verdicts) -> Any:
@@ -208,7 +249,7 @@ def _data_summary(read: TextTable, prepared: Prepared) -> dict[str, Any]:
     parts = {name: len(getattr(prepared.split, name)) for name in ("train", "test", "unlabelled")}
     return {
         "rows": {"file": read.total, "used": len(read.frame), **parts},
-        "target": {"name": model.target.name, "task": model.target.task, "classes": model.target.classes},
+        "target": {name: getattr(model.target, name) for name in ("name", "task", "classes", "style")},
         "columns": [{"name": one.name, "kind": one.kind, "words": one.description} for one in model.columns],
         "left_out": [{"name": one.name, "reason": one.reason} for one in model.excluded],
         "notes": [*read.notes, *prepared.notes],
@@ -303,7 +344,7 @@ def _print_data(output: Output, content: dict[str, Any]) -> None:
     plural = {"number": "numbers", "category": "categories", "date": "dates"}
     listed = ", ".join(count(many, kind, plural[kind]) for kind, many in kinds.items())
     parts = f"{rows['train']:,} to train on, {rows['test']:,} held out"
-    parts += f", {rows['unlabelled']:,} without a label" if rows["unlabelled"] else ""
+    parts += f", {rows['unlabelled']:,} without a label, only predicted" if rows["unlabelled"] else ""
     output.fact("Data", f"{count(rows['used'], 'row')} ({parts}); columns used: {listed}")
     for excluded in content["left_out"]:
         output.fact("", f"left out {excluded['name']!r}: {excluded['reason']}")
@@ -354,6 +395,8 @@ def _print_labels(output: Output, content: dict[str, Any]) -> None:
         for one in content["suspects"]:
             if numbers:
                 others = f"{number(one['suggested'])} ± {number(one['suggested_std'], 2)}"
+                if content["target"]["style"] == "decimal comma":  # as in the file, beside its cells
+                    others = others.translate(str.maketrans(",.", ".,"))
                 lines.append([one["row"], one["label"], others, f"{one['suspicion']:.1f}"])
             else:
                 others = f"{one['suggested']} ({percent(one['suggested_probability'])})"

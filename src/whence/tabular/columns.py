@@ -44,6 +44,20 @@ SUBJECT = re.compile(  # names of subjects that several rows may be about
 FEWEST_IDS = 10  # different values of an id that repeats: a column with fewer is a category
 
 
+def read_numbers(cells: pandas.Series, style: str) -> Any:
+    """(m,) numbers of any size, with NaN for cells that are not numbers in this spelling."""
+    import pandas  # an extra: only tables need it
+
+    pattern, replacements = STYLES[style]
+    bare = cells.str.strip("$€£% ")
+    changed = bare
+    for old, new in replacements.items():
+        changed = changed.str.replace(old, new, regex=False)
+    if replacements:
+        bare = bare.mask(bare.str.fullmatch(pattern, na=False), changed)
+    return pandas.to_numeric(bare, errors="coerce").to_numpy(dtype=numpy.float64)
+
+
 def parse_numbers(cells: pandas.Series, style: str) -> Any:
     """(m,) numbers, with NaN for cells that are not numbers in this spelling. Currency and percent signs are ignored.
 
@@ -54,16 +68,7 @@ def parse_numbers(cells: pandas.Series, style: str) -> Any:
         >>> parse_numbers(pandas.Series(["1.234,5", "3,5", "1.234"]), "decimal comma").tolist()
         [1234.5, 3.5, 1234.0]
     """
-    import pandas  # an extra: only tables need it
-
-    pattern, replacements = STYLES[style]
-    bare = cells.str.strip("$€£% ")
-    changed = bare
-    for old, new in replacements.items():
-        changed = changed.str.replace(old, new, regex=False)
-    if replacements:
-        bare = bare.mask(bare.str.fullmatch(pattern, na=False), changed)
-    values = pandas.to_numeric(bare, errors="coerce").to_numpy(dtype=numpy.float64)
+    values = read_numbers(cells, style)
     return numpy.where(numpy.abs(values) <= LARGEST, values, numpy.nan)
 
 
@@ -178,12 +183,13 @@ class Numeric:
         return numpy.isnan(self.parse(cells)) & cells.notna().to_numpy()
 
     def display(self, cells: pandas.Series) -> Any:
-        """Numbers, as integers if all of them are whole; or dates."""
-        values = self.parse(cells)
+        """Numbers, as integers if all of them are whole, and those that are too large as they are; or dates."""
         if self.kind == "date":
+            values = self.parse(cells)
             seconds = (numpy.nan_to_num(values) * 86_400).round().astype("datetime64[s]")
             return numpy.where(numpy.isnan(values), numpy.datetime64("NaT", "s"), seconds)
-        whole = (values % 1 == 0).all() and numpy.abs(values).max(initial=0) < 2**53
+        values = read_numbers(cells, self.format)
+        whole = (numpy.abs(values) < 2**53).all() and not (values % 1).any()
         return values.astype(numpy.int64) if whole else values
 
 

@@ -67,6 +67,11 @@ class TableModel:
         """Names of the model's inputs."""
         return [name for column in self.columns for name in column.inputs]
 
+    @property
+    def complete(self) -> frozenset[str]:
+        """Columns of numbers and dates in which every training row has a value."""
+        return frozenset(column.name for column in self.columns if column.kind != "category" and not column.gaps)
+
     def network(self) -> nn.Sequential:
         """The network, without its weights."""
         return build_network(len(self.inputs), self.width, self.target)
@@ -86,15 +91,20 @@ class TableModel:
         return torch.from_numpy(numpy.concatenate(encoded, axis=1).astype(numpy.float32))
 
     def unrecognized(self, frame: pandas.DataFrame) -> list[str]:
-        """Values that were never in a column in training, in words."""
+        """Values that were never in a column in training, in words; and targets that cannot be read."""
+        odd = {column.name: column.unrecognized(frame[column.name]) for column in self.columns}
+        kinds = {column.name: column.kind for column in self.columns}
+        if self.target.name in frame.columns:
+            cells = frame[self.target.name]
+            odd[self.target.name] = numpy.isnan(self.target.parse(cells)) & cells.notna().to_numpy()
+            kinds[self.target.name] = "category" if self.target.classes else "number"
         notes = []
-        for column in self.columns:
-            odd = frame[column.name][column.unrecognized(frame[column.name])]
-            what = "a category that was not in the training data"
-            what = what if column.kind == "category" else f"text that is not a {column.kind}"
-            if len(odd):
-                rows = f"{len(odd)} of {len(frame)} rows"
-                notes.append(f"{column.name!r} holds {what} in {rows}, such as {examples(odd)}")
+        for name, which in odd.items():
+            if which.any():
+                what = "a category that was not in the training data"
+                what = what if kinds[name] == "category" else f"text that is not a {kinds[name]}"
+                rows = f"{which.sum()} of {len(frame)} rows"
+                notes.append(f"{name!r} holds {what} in {rows}, such as {examples(frame[name][which])}")
         return notes
 
     def shown(self, frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -210,8 +220,6 @@ def prepare(
     values = detected.parse(frame[target])
     split = split_rows(values, detected, test, seed, None if groups is None else frame[groups])
     rows = frame.iloc[split.train]
-    if len(split.unlabelled):
-        notes.append(f"rows without a value of {target!r}: {len(split.unlabelled):,}; predicted, but not trained on")
     if detected.task == "regression":
         mean, std = float(values[split.train].mean()), float(values[split.train].std()) or 1.0
         detected = replace(detected, shift=mean, scale=std)
@@ -283,7 +291,7 @@ def fit_table(
         values=values,
         rows=rows.index.to_numpy(copy=True),
         intervals=intervals,
-        usual=UsualValues.of(model.shown(rows)),
+        usual=replace(UsualValues.of(model.shown(rows)), complete=model.complete),
         settings=best.settings,
         validation=dict(zip(learners, losses, strict=True)),
     )
@@ -388,7 +396,8 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
             predictor.load_state_dict(parts["predictor"])
         inputs, values, rows = (parts["training"][name] for name in ("inputs", "values", "rows"))
         intervals = Intervals(**parts["intervals"]) if model.target.task == "regression" else None
-        usual = UsualValues({name: one.numpy() for name, one in parts.get("usual", {}).items()})
+        numbers = {name: one.numpy() for name, one in parts.get("usual", {}).items()}
+        usual = UsualValues(numbers, complete=model.complete)
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptArtifactError(

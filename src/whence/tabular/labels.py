@@ -96,6 +96,8 @@ def work_items(prepared: Prepared, fitted: FittedTable, judged: pandas.DataFrame
     at = numpy.concatenate([check, label]).astype(int)
     cells, found = prepared.frame.iloc[at], suggestions(judged, target).iloc[at].reset_index(drop=True)
     items = pandas.DataFrame({"row": cells.index, "todo": [CHECK] * len(check) + [LABEL] * len(label), "answer": ""})
+    if not target.classes:  # as it can be copied into the file
+        found["suggested"] = [target.spell(value, 6) for value in found["suggested"]]
     items = pandas.concat([items.assign(label=cells[target.name].to_numpy()), found], axis=1)
     return pandas.concat([items, distinct_names(cells.drop(columns=target.name), items.columns)], axis=1)
 
@@ -186,7 +188,7 @@ def read_answers(path: Path, prepared: Prepared) -> tuple[pandas.Series, int]:
 def apply_answers(prepared: Prepared, answers: pandas.Series) -> Prepared:
     """The table with answers in place of labels: held-out rows stay held out, rows that had no label train now."""
     target, split, frame = prepared.model.target, prepared.split, prepared.frame.copy()
-    frame.loc[answers.index, target.name] = answers
+    frame.loc[answers.index, target.name] = target.spelled(answers)
     values = target.parse(frame[target.name])
     unlabelled = numpy.flatnonzero(numpy.isnan(values))
     train = numpy.union1d(split.train, numpy.setdiff1d(split.unlabelled, unlabelled))

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
+from torch import Tensor
 
 from whence.display import number
 from whence.influence.intervals import LEVEL
+from whence.report.usual import UsualValues, frame_of
 from whence.results import Uncertainty
 from whence.tabular.fitted import FittedTable
 
@@ -52,6 +54,15 @@ class RowPredictions:
         if target.classes:
             return score_classes(values.astype(int), self.probabilities[rows], target.classes)
         return score_numbers(values, *(frame[name].to_numpy() for name in ("prediction", "lower", "upper")))
+
+    def impossible(self) -> list[str]:
+        """For each row why its input, or its target, cannot be right; or ""."""
+        target, values = self.fitted.model.target, self.fitted.values
+        reasons = self.fitted.impossible(self.rows)
+        if target.classes:
+            return reasons
+        observed = UsualValues({target.name: numpy.sort(values)}).far(frame_of({target.name: self.values}))
+        return [one or other for one, other in zip(reasons, observed, strict=True)]
 
     def rows_frame(self, parts: Any = None, further: pandas.DataFrame | None = None) -> pandas.DataFrame:
         """One line for each row of the file: its number, identifiers and target, the prediction, and further columns.
@@ -122,8 +133,13 @@ def _verdicts(fitted: FittedTable, rows: pandas.DataFrame) -> pandas.DataFrame:
     }
     columns |= {name: getattr(found, name).numpy() for name in ("noise", "scarcity", "noise_p", "scarcity_p")}
     for name in ("check", "near"):
-        columns[name] = [" ".join(map(str, some)) for some in fitted.rows[getattr(found, name).numpy()]]
+        columns[name] = listed_examples(fitted.rows, getattr(found, name))
     return pandas.DataFrame(columns)
+
+
+def listed_examples(numbers: Any, examples: Tensor) -> list[str]:
+    """The numbers of the training examples (m, top), with spaces between them, one text for each prediction."""
+    return [" ".join(map(str, some)) for some in numbers[examples.numpy()]]
 
 
 def affordable_rows(rows: Any, first: Any, fitted: FittedTable) -> Any:
