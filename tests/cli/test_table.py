@@ -81,15 +81,12 @@ def test_columns_are_listed_without_a_target(tmp_path: Path) -> None:
     content = json.loads(result.stdout)
     listed = {one["name"]: one for one in content["columns"]}
     assert list(listed) == list(columns)
-    town = {"name": "town", "kind": "category", "left_out": None, "missing": 0, "example": columns["town"][0]}
+    town = {"name": "town", "used_as": "category", "missing": 0, "example": columns["town"][0]}
     assert listed["town"] == {**town, "as_target": "2 classes"}
-    assert (listed["price"]["kind"], listed["price"]["missing"], listed["price"]["as_target"]) == (
-        "number",
-        1,
-        "amounts",
-    )
-    assert listed["built"]["kind"] == "date"
-    assert listed["country"]["left_out"] == "the same value in all rows ('DE')"
+    price = {"name": "price", "used_as": "number", "missing": 1, "example": columns["price"][0]}
+    assert listed["price"] == {**price, "as_target": "amounts"}
+    assert listed["built"]["used_as"] == "date"
+    assert listed["country"]["used_as"] == "left out: the same value in all rows ('DE')"
     assert listed["house_id"]["as_target"] is None
     assert content["next"] == f"whence table '{data}' --target price"
     words = " ".join(call("table", data, "-q").stdout.split())

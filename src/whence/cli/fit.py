@@ -103,9 +103,7 @@ def _print_fit(output: Output, tracer: whence.Tracer, trust: whence.Trust | None
     output.rows([[one.name, one.shown, one.words] for one in findings], right=(1,))
     output.notes(notes)
     output.head("How far to trust it")
-    output.say(f"  {found.value}: {found.words}" if trust is None else f"  {trust.headline}")
-    if trust is not None:
-        output.rows([[check.level, check.name, check.text] for check in trust])
+    output.say(f"{found.value}: {found.words}" if trust is None else str(trust))
     return {
         "examples": tracer.problem.n,
         "outputs": tracer.problem.k,

@@ -257,10 +257,11 @@ class SavedNetwork:
         """The explanation of one input, which has a number for people; `impossible` says why it cannot be right."""
         verdict = CHECK_INPUT if impossible else verdicts.verdicts[at]
         behind = zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
+        prediction = self.prediction(at)
         return {
             "row": number,
-            **self.prediction(at),
-            "words": self.describe(at),
+            **prediction,
+            "words": in_words(prediction),
             "verdict": verdict,
             "because": impossible or verdicts.reason(at),
             "advice": ADVICE[verdict].replace("in `check`", "below"),
@@ -277,16 +278,10 @@ class SavedNetwork:
 
     def prediction(self, at: int) -> dict[str, Any]:
         """A prediction in numbers: the class and its probability, or the outputs."""
-        if self._answers is None:
-            return {"mean": self._uncertainty.mean[at].tolist()}
+        mean = self._uncertainty.mean
+        if self._answers is None or mean.ndim > 2:
+            return {"mean": mean[at].flatten().tolist()}
         return {name: values[at].tolist() for name, values in self._answers.items()}
-
-    def describe(self, at: int) -> str:
-        """A prediction in words: the class, or the outputs."""
-        if self._answers is None or self._uncertainty.mean.ndim > 2:
-            return listing([number(value, 4) for value in self._uncertainty.mean[at].flatten().tolist()], OUTPUTS)
-        best, chance, *std = (float(values[at]) for values in self._answers.values())
-        return f"class {best:.0f}, probability {probability_text(chance, *std)}"
 
     def left_out(self, example: int) -> dict[str, Any]:
         """The size of the residual of a training example, as fitted and in the fit without it."""
@@ -311,11 +306,7 @@ class SavedTexts(SavedNetwork):
 
     def prediction(self, at: int) -> dict[str, Any]:
         """The beginning of a text: there is a prediction for each of its tokens."""
-        return {"begins": self.describe(at)}
-
-    def describe(self, at: int) -> str:
-        """The beginning of a text."""
-        return self.new[at].beginning
+        return {"begins": self.new[at].beginning}
 
     def left_out(self, example: int) -> dict[str, Any]:
         """The beginning of a training text, and the size of its residual in the fit without it."""
@@ -384,16 +375,6 @@ class SavedTable(SavedNetwork):
         row = self._predictions.frame.iloc[at]
         return {name: row[name] for name in PREDICTED if name in row}
 
-    def describe(self, at: int) -> str:
-        """A prediction in words."""
-        row = self._predictions.frame.iloc[at]
-        if self.fitted.model.target.task == "regression":
-            low, high = figure(float(row["lower"])), figure(float(row["upper"]))
-            return f"{figure(float(row['prediction']))}, between {low} and {high} with 95 % confidence"
-        chance, std = float(row["probability"]), float(row["probability_std"])
-        unknown = ": another training set could give any other class" if std > MAX_STD else ""
-        return f"{row['prediction']}, probability {probability_text(chance, std)}{unknown}"
-
     @cached_property
     def _without(self) -> torch.Tensor:
         """(n, k) predictions for the training rows, each by the fit without it; probabilities of classes."""
@@ -408,6 +389,26 @@ class SavedTable(SavedNetwork):
             return {"label": value, "prediction_without_it": float(found[0])}
         own = float(found[int(value)]) if len(found) > 1 else abs(1.0 - value - float(found[0]))
         return {"label": target.classes[int(value)], "probability_without_it": min(max(own, 0.0), 1.0)}
+
+
+def in_words(prediction: dict[str, Any]) -> str:
+    """A prediction as text: the beginning of a text, an amount with its interval, a class, or outputs.
+
+    Examples:
+        >>> in_words({"prediction": "yes", "probability": 0.9, "probability_std": 0.02}), in_words({"mean": [1.5, 2.0]})
+        ('yes, probability 0.90 ± 0.02', '1.5, 2')
+    """
+    if "begins" in prediction:
+        return str(prediction["begins"])
+    if "lower" in prediction:
+        mean, low, high = (figure(float(prediction[name])) for name in ("prediction", "lower", "upper"))
+        return f"{mean}, between {low} and {high} with 95 % confidence"
+    if "probability" not in prediction:
+        return listing([number(value, 4) for value in prediction["mean"]], OUTPUTS)
+    answer = prediction["prediction"] if "prediction" in prediction else f"class {prediction['class']}"
+    chance = [float(prediction[name]) for name in ("probability", "probability_std") if name in prediction]
+    unknown = ": another training set could give any other class" if max(chance[1:], default=0.0) > MAX_STD else ""
+    return f"{answer}, probability {probability_text(*chance)}{unknown}"
 
 
 def choose_places(named: list[int] | None, numbers: Any, variances: Any) -> list[int]:

@@ -46,7 +46,7 @@ ADVICE = {
     CHECK_INPUT: "its columns hold impossible values: correct the input",
 }
 SUSPECTS = 5
-EXAMPLE = 20  # characters of a cell in the list of columns
+CELL = 40  # characters of a cell in the list of columns
 TRACED, ALL_TRACED = 500, 2000  # predictions that a report traces to training rows; all of them up to the second number
 NOTES = 4  # notes on the file in a report; the others are only printed
 
@@ -164,34 +164,26 @@ def _list_columns(output: Output, data: Path, read: TextTable) -> None:
     notes, columns = list(read.notes), []
     for name, cells in read.frame.items():
         found = detect_column(cells, notes)
-        kind, reason = (None, found.reason) if isinstance(found, ExcludedColumn) else (found.kind, None)
         try:
-            target = detect_target(cells, None, [])
-            predicted = count(len(target.classes), "class", "classes") if target.classes else "amounts"
+            classes = detect_target(cells, None, []).classes
+            predicted = count(len(classes), "class", "classes") if classes else "amounts"
         except TargetError:
             predicted = None
-        example = None if cells.isna().all() else cells.dropna().iloc[0]
-        one = {"name": name, "kind": kind, "left_out": reason, "missing": int(cells.isna().sum()), "example": example}
-        columns.append({**one, "as_target": predicted})
-    likely = next((one["name"] for one in reversed(columns) if one["as_target"]), "COLUMN")
-    command = shlex.join(["whence", "table", str(data), "--target", str(likely)])
+        used = f"left out: {found.reason}" if isinstance(found, ExcludedColumn) else found.kind
+        example = next(iter(cells.dropna()), None)
+        columns.append([name, used, int(cells.isna().sum()), example, predicted])
+    likely = next((str(name) for name, *_, predicted in reversed(columns) if predicted), "COLUMN")
+    command = shlex.join(["whence", "table", str(data), "--target", likely])
     output.fact("Data", f"{count(read.total, 'row')}, {count(len(columns), 'column')}")
     output.notes(notes)
-    output.head("Columns: how each would be used, and how it could be predicted")
-    shown = [
-        [
-            one["name"],
-            one["kind"] or f"left out: {one['left_out']}",
-            f"{one['missing']:,}",
-            cut(str(one["example"] or ""), EXAMPLE),
-            one["as_target"] or "-",
-        ]
-        for one in columns
-    ]
+    output.head("Columns: what each would be used as, and what it would be as the target")
+    shown = [[cut("-" if cell is None else str(cell), CELL) for cell in column] for column in columns]
     output.rows(shown, ["column", "used as", "missing", "such as", "as the target"], right=(2,))
     output.head("Name the column to predict, for example:")
     output.say(command, indent=2)
-    output.finish({"data": data, "rows": read.total, "columns": columns, "notes": notes, "next": command})
+    keys = ("name", "used_as", "missing", "example", "as_target")
+    listed = [dict(zip(keys, column, strict=True)) for column in columns]
+    output.finish({"data": data, "rows": read.total, "columns": listed, "notes": notes, "next": command})
 
 
 def _rows_to_explain(prepared: Prepared, fitted: FittedTable, verdicts: Verdicts) -> Any:
