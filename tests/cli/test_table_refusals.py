@@ -47,7 +47,7 @@ def test_broken_input_is_one_clear_message(
     ("options", "message"),
     [
         (("--csv", "nowhere/r.csv"), "expected a folder that exists"),
-        (("--save", "full"), "contains other files"),
+        (("--save", "full"), "expected the name of a file to write, got the folder full"),
         (("--csv", "t.csv"), "for both"),
         (("--out", "full"), "is a directory"),
     ],

@@ -13,16 +13,16 @@ from typer import Argument, Option
 import whence
 from whence.cli import console
 from whence.cli.console import Output, figure
-from whence.cli.fit import SpecFile, write_report
+from whence.cli.fit import LanguageModel, SpecFile, Text, read_texts, write_report
 from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows
-from whence.cli.texts import DESCRIPTION, LanguageModel, Text, read_texts
 from whence.display import count, listing, number, percent
 from whence.errors import InputError
 from whence.influence.training import change_without
+from whence.io import read_attached
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
 from whence.runtime.execution import Progress
 from whence.tabular.files import read_table, write_csv
-from whence.tabular.fitted import FittedTable, load_table, read_description
+from whence.tabular.fitted import FittedTable, load_table
 from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, listed_examples, predict_rows
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def predict(
     """Predict new rows with their variances, by a saved fit.
 
     Examples:
-    - `whence predict bank-fit new.csv` writes new-rows.csv
-    - `whence predict bank-fit new.csv --json > rows.json`
+    - `whence predict bank.whence new.csv` writes new-rows.csv
+    - `whence predict bank.whence new.csv --json > rows.json`
     - `whence predict network.whence --spec network.py` for a fit made by `whence fit`
     """
     console.check_writable(csv, read=(data, spec))
@@ -106,9 +106,9 @@ def explain(
     Without --row the three most uncertain rows are explained.
 
     Examples:
-    - `whence explain bank-fit new.csv --row 3 --row 17`
+    - `whence explain bank.whence new.csv --row 3 --row 17`
     - `whence explain network.whence --spec network.py --row 3`
-    - `whence explain fitted new.jsonl --spec model-folder` for texts: the training texts behind them
+    - `whence explain texts.whence new.jsonl --spec model-folder` for texts: the training texts behind them
     """
     output = Output(as_json)
     query = _load(saved, data, spec, 0, delimiter, not quiet)
@@ -140,7 +140,7 @@ def report(
 ) -> None:
     """Write the HTML report of a saved fit on new rows.
 
-    Examples: `whence report bank-fit new.csv --out new.html`, `whence report network.whence --spec network.py`
+    Examples: `whence report bank.whence new.csv --out new.html`, `whence report network.whence --spec network.py`
     """
     console.check_writable(out, read=(data, spec))
     output = Output(as_json)
@@ -155,32 +155,33 @@ def _load(
     saved: Path, data: Path | None, spec: Path | None, rows: int, delimiter: str | None, progress: bool
 ) -> SavedNetwork:
     """Load what was saved, and read the rows or inputs of the query."""
-    if (saved / DESCRIPTION).is_file():
+    if not saved.is_file():
+        raise InputError(f"expected a file written by `whence table --save` or `whence fit --save`, got {saved}.")
+    about = read_attached(saved)[0] or {}
+    if "table" in about:
+        if data is None or spec is not None:
+            needed = ", ".join(str(column["name"]) for column in about["table"]["columns"])
+            got = "none" if data is None else "--spec"
+            raise InputError(f"expected a file with new rows for a table, got {got}. Columns it needs: {needed}.")
+        read = read_table(data, rows, delimiter=delimiter, progress=Progress(progress))
+        return SavedTable(load_table(saved, progress), read.frame, list(read.notes), data.name)
+    if "texts" in about:
         if data is None or spec is None:
             missing = "--spec" if spec is None else "new texts"
             raise InputError(f"expected --spec with the folder of the model, and new texts, got no {missing}.")
-        source, tracer = LanguageModel.load(saved, spec, progress)
-        return SavedTexts(tracer, source, read_texts(data), data.stem)
-    if saved.is_file():
-        if data is not None or spec is None:
-            raise InputError(
-                f"expected --spec with the Python file that {saved} was fitted with, whose test_loader() gives the "
-                f"inputs, and no other data, got {'no --spec' if spec is None else f'the data {data}'}."
-            )
-        file = SpecFile(spec)
-        inputs = file.test_loader()
-        if inputs is None:
-            raise InputError(f"expected {spec} to define a function test_loader(), got none.")
-        tracer = whence.load(saved, file.model(), file.train_loader(), progress=progress)
-        return SavedNetwork(tracer, inputs, [], spec.stem)
-    if spec is not None:
-        raise InputError(f"expected a file written by `whence fit --save` with --spec, got {saved}.")
-    columns = read_description(saved).get("columns", [])
-    if data is None:
-        needed = ", ".join(str(column["name"]) for column in columns)
-        raise InputError(f"expected a file with new rows, got none. Columns it needs: {needed}.")
-    read = read_table(data, rows, delimiter=delimiter, progress=Progress(progress))
-    return SavedTable(load_table(saved, progress), read.frame, list(read.notes), data.name)
+        model = LanguageModel(spec, Path(about["texts"]), about["tokens"])
+        tracer = whence.load(saved, model.model(), model.train_loader(), progress=progress)
+        return SavedTexts(tracer, model, read_texts(data), data.stem)
+    if data is not None or spec is None:
+        raise InputError(
+            f"expected --spec with the Python file that {saved} was fitted with, whose test_loader() gives the "
+            f"inputs, and no other data, got {'no --spec' if spec is None else f'the data {data}'}."
+        )
+    file = SpecFile(spec)
+    inputs = file.test_loader()
+    if inputs is None:
+        raise InputError(f"expected {spec} to define a function test_loader(), got none.")
+    return SavedNetwork(whence.load(saved, file.model(), file.train_loader(), progress=progress), inputs, [], spec.stem)
 
 
 class SavedNetwork:
@@ -396,7 +397,7 @@ def in_words(prediction: dict[str, Any]) -> str:
 
     Examples:
         >>> in_words({"prediction": "yes", "probability": 0.9, "probability_std": 0.02}), in_words({"mean": [1.5, 2.0]})
-        ('yes, probability 0.90 ± 0.02', '1.5, 2')
+        ('yes, probability 0.900 ± 0.020', '1.5, 2')
     """
     if "begins" in prediction:
         return str(prediction["begins"])

@@ -20,7 +20,7 @@ from whence.errors import TargetError
 from whence.runtime.execution import Progress
 from whence.tabular.columns import ExcludedColumn, detect_column
 from whence.tabular.files import TextTable, read_table, write_corrected, write_csv
-from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
+from whence.tabular.fitted import FittedTable, Prepared, fit_table, prepare, save_table
 from whence.tabular.labels import (
     apply_answers,
     check_worklist,
@@ -63,7 +63,7 @@ def table(
     groups: Annotated[str | None, Option(help="Rows with the same value in this column are held out together.")] = None,
     out: console.Report = None,
     csv: Annotated[Path | None, Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
-    save: Annotated[Path | None, Option(help="Save the fit in this folder, for predict, explain and report.")] = None,
+    save: Annotated[Path | None, Option(help="Save the fit in this file, for predict, explain and report.")] = None,
     export: Annotated[
         Path | None,
         Option(help="Write labels to check and rows to label: .csv, or .json for Label Studio.", dir_okay=False),
@@ -97,7 +97,7 @@ def table(
 
     Examples:
     - `whence table houses.csv --target price`
-    - `whence table bank.csv -t y -x duration --save bank-fit` leaves a column out, and keeps the fit
+    - `whence table bank.csv -t y -x duration --save bank.whence` leaves a column out, and keeps the fit
     - `whence table big.parquet -t y --rows 20000 --json > result.json`
     - `whence table bank.csv -t y --export todo.csv` writes the labels to check
     - `whence table bank.csv -t y --import todo.csv` trains again with the answers in it, and compares
@@ -106,12 +106,10 @@ def table(
     stem = data.name.split(".")[0] or "table"
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
-    console.check_writable(report_path, csv_path, export, corrected, read=(data, answers))
+    console.check_writable(report_path, csv_path, export, corrected, save, read=(data, answers))
     check_worklist(export)
     if corrected is not None and answers is None:
         stop("expected --import with the answers for --corrected, got none.")
-    if save is not None:
-        check_folder(save)
     output = Output(as_json)
     read = read_table(data, rows, delimiter=delimiter, seed=seed, progress=Progress(not quiet))
     if target is None:
@@ -143,7 +141,7 @@ def table(
         words = "; ".join(_model_words(content["model"]))
         _write_report(report_path, prepared, fitted, data.name, f"Model: {words}.", content["notes"])
     if save is not None:
-        save_table(fitted, save, {"data": data.name, "model": content["model"], "scores": content["scores"]})
+        save_table(fitted, save)
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
     if corrected is not None:
         answered = sorted(content["import"]["changed"] + content["import"]["labelled"])

@@ -1,29 +1,25 @@
-"""From a table to a fitted model: columns to use, split of the rows, training, the fit, and saving all in a folder."""
+"""From a table to a fitted model: columns to use, split of the rows, training, the fit, and saving it."""
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from whence import Tracer, __version__, fit, load, ridge_from_weight_decay
+from whence import Tracer, fit, load, ridge_from_weight_decay
 from whence.display import listing
-from whence.errors import CorruptArtifactError, InputError, did_you_mean
+from whence.errors import InputError, did_you_mean
 from whence.influence import Explanation
 from whence.influence.intervals import Intervals
+from whence.io import read_attached, save
 from whence.report.usual import UsualValues, frame_of
 from whence.runtime.execution import Progress
+from whence.runtime.files import fitting_together
 from whence.runtime.model_state import one_thread
 from whence.tabular.boosting import Trees, grow
 from whence.tabular.columns import (
@@ -42,8 +38,6 @@ from whence.tabular.target import RowSplit, Target, Task, detect_target, find_co
 if TYPE_CHECKING:
     import pandas
 
-FORMAT, VERSION = "whence table", 6
-DESCRIPTION, ARRAYS, FIT = "table.json", "table.safetensors", "fit.whence"
 Learner = Literal["network", "trees"]
 
 LARGE_MEAN = 1e4  # standard deviations of the target: with a larger mean, few of the digits shown carry information
@@ -352,42 +346,37 @@ def ridge(target: Target, weight_decay: float, rows: int) -> float:
     return ridge_from_weight_decay(weight_decay, n=rows) * target.scale**2
 
 
-def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None:
-    """Write a fitted table to a folder atomically, without pickles or anything that is ever run.
+def save_table(fitted: FittedTable, path: Path) -> None:
+    """Write a fitted table to one file, without pickles or anything that is ever run.
 
-    `table.json` holds columns, target and `about`, which says how the model was trained. `table.safetensors` holds the
-    weights of a network, or the nodes of trees; the encoded training rows, which verdicts need; the sorted values of
-    each column of numbers, which define what is usual; and the calibration of intervals. `fit.whence` holds the fit.
+    Beside the fit it holds columns and target; the weights of a network, or the nodes of trees; the encoded training
+    rows, which verdicts need; the sorted values of each column of numbers, which define what is usual; and the
+    calibration of intervals.
     """
-    predictor, usual, intervals, held_out = fitted.predictor, fitted.usual, fitted.intervals, fitted.tracer.held_out
+    predictor, intervals = fitted.predictor, fitted.intervals
     parts: dict[str, Mapping[str, Any]] = {
         "predictor": vars(predictor) if isinstance(predictor, Trees) else predictor.state_dict(),
-        "training": {"inputs": fitted.inputs, "values": fitted.values, "rows": fitted.rows, "held_out": held_out},
-        "usual": usual.numbers,
+        "training": {"inputs": fitted.inputs, "values": fitted.values, "rows": fitted.rows},
+        "usual": fitted.usual.numbers,
         "intervals": {} if intervals is None else vars(intervals),
     }
-    arrays = {
-        f"{part}.{name}": torch.as_tensor(value, device="cpu").contiguous()
+    tensors = {
+        f"{part}.{name}": torch.as_tensor(value, device="cpu")
         for part, named in parts.items()
         for name, value in named.items()
-        if value is not None
     }
-    description = {"format": FORMAT, "version": VERSION, "whence": __version__, **asdict(fitted.model), "about": about}
-    with replacing_folder(folder) as new:
-        (new / DESCRIPTION).write_text(json.dumps(description, indent=1), encoding="utf-8")
-        save_file(arrays, new / ARRAYS)
-        fitted.tracer.save(new / FIT)
+    save(fitted.tracer, path, {"table": asdict(fitted.model)}, tensors)
 
 
-def load_table(folder: Path, progress: bool) -> FittedTable:
+def load_table(path: Path, progress: bool) -> FittedTable:
     """Read what `save_table` wrote."""
-    description = read_description(folder)
-    try:
-        model = TableModel.from_json(description)
-        parts: dict[str, dict[str, Tensor]] = {}
-        for name, array in load_file(folder / ARRAYS).items():
+    about, tensors = read_attached(path)
+    parts: dict[str, dict[str, Tensor]] = {part: {} for part in ("predictor", "training", "usual", "intervals")}
+    with fitting_together(repr(str(path))):
+        model = TableModel.from_json(about["table"])
+        for name, tensor in tensors.items():
             part, _, name = name.partition(".")
-            parts.setdefault(part, {})[name] = array
+            parts[part][name] = tensor
         predictor: nn.Module | Trees
         if model.learner == "trees":
             predictor = Trees(**{name: nodes.numpy() for name, nodes in parts["predictor"].items()})
@@ -396,54 +385,6 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
             predictor.load_state_dict(parts["predictor"])
         inputs, values, rows = (parts["training"][name] for name in ("inputs", "values", "rows"))
         intervals = Intervals(**parts["intervals"]) if model.target.task == "regression" else None
-        numbers = {name: one.numpy() for name, one in parts.get("usual", {}).items()}
-        usual = UsualValues(numbers, complete=model.complete)
-    except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CorruptArtifactError(
-            f"expected a table saved by `whence table --save` in {folder}, got damaged files: {reason}. Save it again."
-        ) from error
-    tracer = load(folder / FIT, *model.fitted_with(predictor, inputs, values.numpy()), progress=progress)
-    tracer = replace(tracer, held_out=parts["training"].get("held_out"))
+        usual = UsualValues({name: one.numpy() for name, one in parts["usual"].items()}, complete=model.complete)
+    tracer = load(path, *model.fitted_with(predictor, inputs, values.numpy()), progress=progress)
     return FittedTable(model, predictor, tracer, inputs, values.numpy(), rows.numpy(), intervals, usual)
-
-
-def read_description(
-    folder: Path, name: str = DESCRIPTION, expected: tuple[str, int] = (FORMAT, VERSION)
-) -> dict[str, Any]:
-    """The description in a saved folder, of the expected format and version."""
-    path = folder / name
-    if not path.is_file():
-        raise InputError(f"expected a folder written by `whence table --save`, got {folder}, which has no {path.name}.")
-    try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        kind = description["format"], description["version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptArtifactError(f"expected the description of a saved fit, got damaged JSON: {path}.") from error
-    if kind != expected:
-        raise CorruptArtifactError(
-            f"expected {expected[0]!r} of version {expected[1]} in {path}, got {kind[0]!r} of version {kind[1]!r}. It "
-            f"may come from another version of whence; this is {__version__}."
-        )
-    return description
-
-
-@contextmanager
-def replacing_folder(folder: Path, name: str = DESCRIPTION) -> Iterator[Path]:
-    """A folder to write to, which replaces another once it is complete, and is removed on an error."""
-    check_folder(folder, name)
-    with tempfile.TemporaryDirectory(prefix=".whence-", suffix=".part", dir=folder.absolute().parent) as scratch:
-        new = Path(scratch, "new")
-        new.mkdir()
-        yield new
-        if folder.exists():
-            os.replace(folder, Path(scratch, "old"))
-        os.replace(new, folder)
-
-
-def check_folder(folder: Path, name: str = DESCRIPTION) -> None:
-    """Raise if saving would fail, or would overwrite something else than a folder with the description `name`."""
-    if not folder.absolute().parent.is_dir():
-        raise InputError(f"expected a folder that exists to save in, got {folder.parent}. Make it first.")
-    if folder.exists() and not (folder / name).is_file() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise InputError(f"expected a new folder to save to, got {folder}, which contains other files. Choose another.")
