@@ -79,8 +79,6 @@ def write_corrected(path: Path, table: TextTable, cells: pandas.Series) -> None:
 
     A parquet file is written as CSV.
     """
-    import pandas  # an extra: only tables need it
-
     name, delimiter = str(cells.name), table.delimiter
     if delimiter is None:
         write_csv(path, table.frame.assign(**{name: cells.combine_first(table.frame[name])}))
@@ -98,7 +96,9 @@ def write_corrected(path: Path, table: TextTable, cells: pandas.Series) -> None:
                 cell = '"' + cell.replace('"', '""') + '"'
             pieces += [text[end:start], cell]
             end = stop
-    if not as_text(pandas.DataFrame({name: replaced})).equals(table.frame.loc[cells.index, [name]].sort_index()):
+    if not as_text(cells.to_frame().assign(**{name: cells.index.map(replaced)})).equals(
+        table.frame.loc[cells.index, [name]]
+    ):
         raise InputError(f"expected quotes around cells of {name!r} only at their ends, got others in {table.path}.")
     with replacing(path) as part, OPENERS.get(path.suffix.lower(), open)(part, "wb") as file:
         file.write("".join([*pieces, text[end:]]).encode(table.encoding))
@@ -195,17 +195,10 @@ def _draw_rows(
         keys = numpy.concatenate([keys, generator.random(len(chunk))])
         total += len(chunk)
         if rows and len(keys) > 2 * rows:
-            kept, keys = _smallest(kept, keys, rows)
-    if rows and len(keys) > rows:
-        kept, keys = _smallest(kept, keys, rows)
-    return pandas.concat(kept) if kept else pandas.DataFrame(), total
-
-
-def _smallest(frames: list[pandas.DataFrame], keys: Any, rows: int) -> tuple[list[pandas.DataFrame], Any]:
-    import pandas  # an extra: only tables need it
-
-    stay = numpy.sort(numpy.argpartition(keys, rows - 1)[:rows])
-    return [pandas.concat(frames).iloc[stay]], keys[stay]
+            stay = numpy.sort(numpy.argpartition(keys, rows - 1)[:rows])
+            kept, keys = [pandas.concat(kept).iloc[stay]], keys[stay]
+    frame = pandas.concat(kept) if kept else pandas.DataFrame()
+    return frame.iloc[numpy.sort(numpy.argsort(keys)[: rows or None])], total
 
 
 def _open_csv(path: Path, delimiter: str | None) -> OpenFile:

@@ -69,14 +69,12 @@ class RowPredictions:
 
         `parts` names the part of the split that each belongs to.
         """
-        import pandas  # an extra: only tables need it
-
         model, rows = self.fitted.model, self.rows
         wanted = [*(column.name for column in model.excluded if column.identifier), model.target.name]
-        start = pandas.DataFrame({"row": rows.index} if parts is None else {"row": rows.index, "part": parts})
-        results = self.frame if further is None else pandas.concat([self.frame, further], axis=1)
+        start = frame_of({"row": rows.index} if parts is None else {"row": rows.index, "part": parts})
+        results = self.frame if further is None else self.frame.join(further)
         cells = distinct_names(rows[[name for name in wanted if name in rows.columns]], [*start, *results])
-        return pandas.concat([start, cells, results], axis=1)
+        return start.join(cells).join(results)
 
 
 def distinct_names(cells: pandas.DataFrame, taken: Iterable[str]) -> pandas.DataFrame:
@@ -93,8 +91,6 @@ def distinct_names(cells: pandas.DataFrame, taken: Iterable[str]) -> pandas.Data
 
 def predict_rows(fitted: FittedTable, rows: pandas.DataFrame, explain: Any = ()) -> RowPredictions:
     """Predict all rows of a table; those at the positions `explain` get a verdict."""
-    import pandas  # an extra: only tables need it
-
     model = fitted.model
     uncertainty = fitted.tracer.predict(fitted.batches(rows), covariance=True)
     hec3 = uncertainty.hec3.sum(1).numpy()
@@ -114,18 +110,17 @@ def predict_rows(fitted: FittedTable, rows: pandas.DataFrame, explain: Any = ())
             "probability_std": std[numpy.arange(len(best)), best],
         }
     columns.update(ho=uncertainty.ho.sum(1).numpy(), hec3=hec3, ratio=uncertainty.ratio.numpy())
-    frame = pandas.DataFrame({**columns, "verdict": ""})
+    frame = frame_of(columns)
     if len(explain):
-        verdicts = _verdicts(fitted, rows.iloc[explain]).set_axis(explain).reindex(frame.index)
-        words = dict.fromkeys(("verdict", "check", "near"), "")
-        frame = pandas.concat([pandas.DataFrame(columns), verdicts.fillna(words)], axis=1)
+        frame = frame.join(_verdicts(fitted, rows.iloc[explain]).set_axis(explain))
+        frame = frame.fillna(dict.fromkeys(("verdict", "check", "near"), ""))
+    else:
+        frame["verdict"] = ""
     return RowPredictions(rows, fitted, model.targets(rows), frame, probabilities, uncertainty)
 
 
 def _verdicts(fitted: FittedTable, rows: pandas.DataFrame) -> pandas.DataFrame:
     """The verdict on each row, the numbers behind it, and training examples by their rows in the file."""
-    import pandas  # an extra: only tables need it
-
     found = fitted.explain(rows)
     impossible = fitted.impossible(rows)
     columns: dict[str, Any] = {
@@ -134,7 +129,7 @@ def _verdicts(fitted: FittedTable, rows: pandas.DataFrame) -> pandas.DataFrame:
     columns |= {name: getattr(found, name).numpy() for name in ("noise", "scarcity", "noise_p", "scarcity_p")}
     for name in ("check", "near"):
         columns[name] = listed_examples(fitted.rows, getattr(found, name))
-    return pandas.DataFrame(columns)
+    return frame_of(columns)
 
 
 def listed_examples(numbers: Any, examples: Tensor) -> list[str]:
