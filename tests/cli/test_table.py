@@ -435,6 +435,10 @@ def test_one_impossible_row_does_not_ruin_the_scores_of_the_others(
     others = {name: [value for at, value in enumerate(values[:5]) if at != 1] for name, values in houses().items()}
     alone = json.loads(call("predict", saved, write(tmp_path / "others.csv", others), "--json", "-q").stdout)
     assert found["scores"] == pytest.approx(alone["scores"])
+    assert call("report", saved, data, "-o", tmp_path / "r.html", "-q").exit_code == 0
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "(4 predictions with a label, 1 without)" in page
+    assert reason in page
     del found["rows"][1]
     for one, other in zip(found["rows"], alone["rows"], strict=True):
         assert one["verdict"] == other["verdict"]

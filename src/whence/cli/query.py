@@ -72,7 +72,6 @@ def predict(
     frame = query.frame(verdicts)
     if path is not None:
         write_csv(path, frame)
-    scores = query.scores()
     output.notes(query.notes)
     output.head(count(len(frame), "prediction") + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
     hidden = ("ho", "hec3") if {"std", "probability"} & {*frame.columns} else ()  # squares of units, or of logits
@@ -81,6 +80,7 @@ def predict(
     output.rows(frame[heads].head(SHOWN).itertuples(index=False), heads, right)
     if verdicts:
         print_verdicts(output, count_verdicts(frame["verdict"]), "Why are predictions uncertain?")
+    scores = query.scores()
     if scores:
         output.head("Scores, by the targets in the data")
         output.rows(scores, right=(1,))
@@ -329,6 +329,13 @@ class SavedTable(SavedNetwork):
         notes = [*notes, *fitted.model.unrecognized(rows)]
         super().__init__(fitted.tracer, inputs, notes, name.split(".")[0] or "table")
         self.fitted, self.rows, self.name, self.examples = fitted, rows, name, fitted.rows
+        reasons = numpy.array(fitted.impossible(rows, targets=True), dtype=object)
+        self.wrong = reasons != ""
+        unscored = "; not in the scores" if fitted.model.target.name in rows.columns else ""
+        for row in numpy.flatnonzero(self.wrong)[:NAMED]:
+            self.notes.append(f"row {rows.index[row]} cannot be right: {reasons[row]}{unscored}")
+        if self.wrong.sum() > NAMED:
+            self.notes.append(f"{self.wrong.sum() - NAMED:,} more rows cannot be right{unscored}")
 
     @cached_property
     def _predictions(self) -> RowPredictions:
@@ -343,20 +350,16 @@ class SavedTable(SavedNetwork):
         return self._predictions.rows_frame()
 
     def scores(self) -> list[Score]:
-        """Scores by the targets in the table, without rows that cannot be right; these are noted."""
-        reasons = self._predictions.impossible()
-        possible = [at for at, reason in enumerate(reasons) if not reason]
-        scores = self._predictions.scores(possible)
-        unscored = "; not in the scores" if scores else ""
-        wrong = [(row, reason) for row, reason in zip(self.rows.index, reasons, strict=True) if reason]
-        self.notes += [f"row {row} cannot be right: {reason}{unscored}" for row, reason in wrong[:NAMED]]
-        if len(wrong) > NAMED:
-            self.notes.append(f"{len(wrong) - NAMED:,} more rows cannot be right{unscored}")
-        return scores
+        """Scores by the targets in the table, without rows that cannot be right."""
+        return self._predictions.scores(~self.wrong)
 
     def report(self, out: Path) -> None:
-        """Write the report on all rows."""
-        report_rows(out, self.fitted, self.rows, [f"{len(self.rows):,} rows of {self.name}."])
+        """Write the report on all rows; those that cannot be right are not in its scores."""
+        rows, target = self.rows.copy(), self.fitted.model.target.name
+        if target in rows.columns:
+            rows.loc[self.wrong, target] = numpy.nan
+        about = [f"{count(len(rows), 'row')} of {self.name}.", *(f"Note: {note}." for note in self.notes)]
+        report_rows(out, self.fitted, rows, about)
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """Explain rows; a table may have too many rows to explain all of them."""

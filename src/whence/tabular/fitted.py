@@ -158,11 +158,16 @@ class FittedTable:
     settings: dict[str, Any] | None = None  # of the training; `None` if the fit was loaded
     validation: dict[Learner, float] | None = None  # errors of all models tried: RMSE or log loss
 
-    def impossible(self, frame: pandas.DataFrame) -> list[str]:
-        """For each row why its input cannot be right, given the usual values of the training rows; or ""."""
+    def impossible(self, frame: pandas.DataFrame, targets: bool = False) -> list[str]:
+        """For each row why its input, or its target, cannot be right, given those of the training rows; or ""."""
         reasons = self.usual.impossible(self.model.shown(frame))
-        empty = frame[[column.name for column in self.model.columns]].isna().all(axis=1)
-        return ["no value in any column" if none else reason for none, reason in zip(empty, reasons, strict=True)]
+        for row in numpy.flatnonzero(frame[[column.name for column in self.model.columns]].isna().all(axis=1)):
+            reasons[row] = "no value in any column"
+        name = self.model.target.name
+        if targets and self.intervals is not None:
+            far = UsualValues({name: numpy.sort(self.values)}).far(frame_of({name: self.model.targets(frame)}))
+            reasons = [reason or other for reason, other in zip(reasons, far, strict=True)]
+        return reasons
 
     def batches(self, frame: pandas.DataFrame) -> Any:
         """The rows of a table as input of the tracer."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from whence.display import number
 from whence.influence.intervals import LEVEL
-from whence.report.usual import UsualValues, frame_of
+from whence.report.usual import frame_of
 from whence.results import Uncertainty
 from whence.tabular.fitted import FittedTable
 
@@ -54,15 +54,6 @@ class RowPredictions:
         if target.classes:
             return score_classes(values.astype(int), self.probabilities[rows], target.classes)
         return score_numbers(values, *(frame[name].to_numpy() for name in ("prediction", "lower", "upper")))
-
-    def impossible(self) -> list[str]:
-        """For each row why its input, or its target, cannot be right; or ""."""
-        target, values = self.fitted.model.target, self.fitted.values
-        reasons = self.fitted.impossible(self.rows)
-        if target.classes:
-            return reasons
-        observed = UsualValues({target.name: numpy.sort(values)}).far(frame_of({target.name: self.values}))
-        return [one or other for one, other in zip(reasons, observed, strict=True)]
 
     def rows_frame(self, parts: Any = None, further: pandas.DataFrame | None = None) -> pandas.DataFrame:
         """One line for each row of the file: its number, identifiers and target, the prediction, and further columns.
