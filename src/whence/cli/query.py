@@ -358,8 +358,7 @@ class SavedTable(SavedNetwork):
         rows, target = self.rows.copy(), self.fitted.model.target.name
         if target in rows.columns:
             rows.loc[self.wrong, target] = numpy.nan
-        about = [f"{count(len(rows), 'row')} of {self.name}.", *(f"Note: {note}." for note in self.notes)]
-        report_rows(out, self.fitted, rows, about)
+        report_rows(out, self.fitted, rows, f"{count(len(rows), 'row')} of {self.name}.", self.notes)
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """Explain rows; a table may have too many rows to explain all of them."""

@@ -23,7 +23,6 @@ from whence.tabular.files import TextTable, read_table, write_corrected, write_c
 from whence.tabular.fitted import FittedTable, Prepared, fit_table, prepare, save_table
 from whence.tabular.labels import (
     apply_answers,
-    check_worklist,
     doubtful_rows,
     estimate_wrong,
     judge_labels,
@@ -107,7 +106,8 @@ def table(
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
     console.check_writable(report_path, csv_path, export, corrected, save, read=(data, answers))
-    check_worklist(export)
+    if export is not None and export.suffix.lower() not in (".csv", ".json"):
+        stop(f"expected a file ending in .csv or .json for the work items, got {export}.")
     if corrected is not None and answers is None:
         stop("expected --import with the answers for --corrected, got none.")
     output = Output(as_json)
@@ -197,28 +197,29 @@ def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str
     split = prepared.split
     test = prepared.frame.iloc[numpy.concatenate([split.test, split.unlabelled])]
     unlabelled = f", {len(split.unlabelled):,} of them without a label" if len(split.unlabelled) else ""
-    about = [
+    about = (
         f"{len(test):,} rows of {name} that the model was not trained on{unlabelled}. Rows are counted from 1, below "
-        f"the names of the columns. {model}",
-        *(f"Note: {note}." for note in notes[:NOTES]),
-    ]
-    if len(notes) > NOTES:
-        about.append(f"{len(notes) - NOTES} more notes on the file are in the output of the command.")
+        f"the names of the columns. {model}"
+    )
     traced = TRACED if len(test) > ALL_TRACED else len(test)
-    report_rows(path, fitted, test, about, prepared.frame.iloc[split.train], traced)
+    report_rows(path, fitted, test, about, notes, prepared.frame.iloc[split.train], traced)
 
 
 def report_rows(
     path: Path,
     fitted: FittedTable,
     rows: pandas.DataFrame,
-    about: list[str],
+    about: str,
+    notes: list[str],
     train: pandas.DataFrame | None = None,
     traced: int = TRACED,
 ) -> None:
     """Write the report on the rows of a table, with targets if some of them have one."""
     model, inputs, values = fitted.model, fitted.model.encode(rows), fitted.model.targets(rows)
     word = "row" if train is not None else "training row"
+    paragraphs = [about, *(f"Note: {note}." for note in notes[:NOTES])]
+    if len(notes) > NOTES:
+        paragraphs.append(f"{len(notes) - NOTES} more notes on the file are in the output of the command.")
     fitted.tracer.report(
         path,
         (inputs, torch.from_numpy(values)) if numpy.isfinite(values).any() else inputs,
@@ -226,7 +227,7 @@ def report_rows(
         ids=([f"row {row}" for row in rows.index], [f"{word} {row}" for row in fitted.rows]),
         title=f"{model.target.name}: how uncertain are predictions, and why?",
         names=list(model.target.classes) or [model.target.name],
-        about=about,
+        about=paragraphs,
         traced=traced,
         intervals=fitted.intervals,
         examples=fitted.training_examples(rows),
@@ -240,7 +241,7 @@ def _data_summary(read: TextTable, prepared: Prepared) -> dict[str, Any]:
     return {
         "rows": {"file": read.total, "used": len(read.frame), **parts},
         "target": {name: getattr(model.target, name) for name in ("name", "task", "classes", "style")},
-        "columns": [{"name": one.name, "kind": one.kind, "words": one.description} for one in model.columns],
+        "columns": [{"name": one.name, "kind": one.kind, "inputs": len(one.inputs)} for one in model.columns],
         "left_out": [{"name": one.name, "reason": one.reason} for one in model.excluded],
         "notes": [*read.notes, *prepared.notes],
     }

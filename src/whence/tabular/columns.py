@@ -161,11 +161,6 @@ class Numeric:
         waves = [f"{self.name} {wave} {period:g} days" for period in self.cycles for wave in ("sin", "cos")]
         return [self.name, *waves, *([f"{self.name} {MISSING_CATEGORY}"] if self.gaps else [])]
 
-    @property
-    def description(self) -> str:
-        """What the column holds, in words."""
-        return f"{self.kind}, {self.format}" + ", heavy-tailed" * self.scale.compressed + ", with gaps" * self.gaps
-
     def parse(self, cells: pandas.Series) -> Any:
         """(m,) numbers, or days since 1970; NaN for missing ones."""
         return (parse_numbers if self.kind == "number" else parse_dates)(cells, self.format)
@@ -206,11 +201,6 @@ class Category:
     def inputs(self) -> list[str]:
         """Names of the inputs."""
         return [f"{self.name} = {level}" for level in self.levels] + [f"{self.name} = {OTHER}"] * self.other
-
-    @property
-    def description(self) -> str:
-        """What the column holds, in words."""
-        return f"{len(self.levels)} categories" + " and others" * self.other
 
     def encode(self, cells: pandas.Series, codes: bool = False) -> Any:
         """(m, inputs) indicators, or (m, 1) numbers of the categories if `codes`.

@@ -99,12 +99,6 @@ def work_items(prepared: Prepared, fitted: FittedTable, judged: pandas.DataFrame
     return items.join(distinct_names(cells.drop(columns=target.name), items.columns))
 
 
-def check_worklist(path: Path | None) -> None:
-    """Raise unless work items can be written to a file of this name."""
-    if path is not None and path.suffix.lower() not in (".csv", ".json"):
-        raise InputError(f"expected a file ending in .csv or .json for the work items, got {path}.")
-
-
 def write_items(path: Path, items: pandas.DataFrame, target: Target) -> None:
     """Write work items as CSV; or as JSON, as tasks for Label Studio with the suggested labels as predictions."""
     if path.suffix.lower() != ".json":
