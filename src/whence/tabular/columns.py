@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 # Spellings of numbers: the cells to which each applies, and what is replaced there. 1234.5 is read in all of them.
 # With decimal commas 1.234 is 1234.
-STYLES: dict[str, tuple[str, dict[str, str]]] = {
+STYLES: dict[str, tuple[str, dict[int, int | None]]] = {
     "decimal point": (r"(?!)", {}),
-    "thousands separator": (r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", {",": ""}),
-    "decimal comma": (r"[+-]?([1-9]\d{0,2}(\.\d{3})+(,\d*)?|\d+,\d*)", {".": "", ",": "."}),
+    "thousands separator": (r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", {ord(","): None}),
+    "decimal comma": (r"[+-]?([1-9]\d{0,2}(\.\d{3})+(,\d*)?|\d+,\d*)", {ord("."): None, ord(","): ord(".")}),
 }
 LARGEST = 1e100  # numbers beyond this count as text: their squares could not be computed
 DAYS = ("%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d.%m.%Y", "%d-%m-%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y")
@@ -50,11 +50,8 @@ def read_numbers(cells: pandas.Series, style: str) -> Any:
 
     pattern, replacements = STYLES[style]
     bare = cells.str.strip("$€£% ")
-    changed = bare
-    for old, new in replacements.items():
-        changed = changed.str.replace(old, new, regex=False)
     if replacements:
-        bare = bare.mask(bare.str.fullmatch(pattern, na=False), changed)
+        bare = bare.mask(bare.str.fullmatch(pattern, na=False), bare.str.translate(replacements))
     return pandas.to_numeric(bare, errors="coerce").to_numpy(dtype=numpy.float64)
 
 
