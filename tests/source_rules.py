@@ -12,7 +12,7 @@ from typing import NamedTuple
 # Highest first. A module imports from its own layer and from those below. The names are modules and subpackages of
 # whence; "whence" itself is its __init__, the contents page, which nothing below the plots imports.
 LAYERS = (
-    ("cli",),
+    ("cli", "__main__"),
     ("plots", "tabular", "sklearn", "integrations"),
     ("whence",),
     ("api", "fitting", "tracer"),

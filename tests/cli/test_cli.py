@@ -36,6 +36,17 @@ def test_version() -> None:
     assert call("--version") == (0, f"whence {whence.__version__}\n")
 
 
+@pytest.mark.parametrize("module", ["whence", "whence.cli"])
+def test_the_package_can_be_run(module: str) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", module, "--version"],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+    )
+    assert process.stdout == f"whence {whence.__version__}\n", process.stderr
+
+
 def test_help_names_the_commands_and_options() -> None:
     code, text = call("--help")
     assert code == 0

@@ -15,7 +15,6 @@ import torch
 from command_line import call
 from whence.cli.console import FAILED, INTERRUPTED, UNUSABLE
 from whence.cli.doctor import BY_HAND
-from whence.tabular.fitted import DESCRIPTION, replacing_folder
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 
@@ -99,26 +98,6 @@ def test_interrupt_is_clean(tmp_path: Path) -> None:
     assert "interrupted; no file was left half-written" in errors
     assert "Traceback" not in errors
     assert [one.name for one in tmp_path.iterdir() if one.name != "__pycache__"] == ["slow.py"]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_folder_is_there_whole_or_as_it_was(error: type[BaseException], tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    with replacing_folder(folder) as new:
-        (new / DESCRIPTION).write_text("first")
-
-    def fail() -> None:
-        with replacing_folder(folder) as new:
-            (new / DESCRIPTION).write_text("second")
-            raise error
-
-    with pytest.raises(error):
-        fail()
-    assert (folder / DESCRIPTION).read_text() == "first"
-    with replacing_folder(folder) as new:
-        (new / DESCRIPTION).write_text("third")
-    assert (folder / DESCRIPTION).read_text() == "third"
-    assert [one.name for one in tmp_path.iterdir()] == ["saved"]
 
 
 def test_fault_of_whence_is_told_as_such(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from command_line import call
 from whence.cli.console import UNUSABLE
@@ -57,9 +58,22 @@ def test_fit_predict_explain_report_of_a_spec(spec: Path, tmp_path: Path) -> Non
     result = call("explain", saved, "--spec", spec, "--row", "2", "-q")
     assert result.exit_code == 0, result.output
     assert "scarce data" in result.stdout
+    assert "Examples are counted from 1, in the order of test_loader()" in " ".join(result.stdout.split())
+    (found,) = json.loads(call("explain", saved, "--spec", spec, "--row", "2", "--json", "-q").stdout)
+    assert found["mean"] == pytest.approx([rows[1]["mean"]])
+    causes = {one["training_example"]: one for one in found["causes"]}
+    assert {1, 40} <= set(causes)  # those at both ends, as people count
+    assert {rows[1]["near"].split()[0], rows[1]["check"].split()[0]} == {"40"}
+    x = torch.linspace(-1, 1, 40, dtype=torch.float64)
+    slope = float((x * (2 * x + (99 * x).sin())).sum() / ((x * x).sum() + 0.1))
+    assert causes[40]["residual"] == pytest.approx(abs(slope - 2 - math.sin(99)), rel=0.05)
+    assert causes[40]["residual_without_it"] > causes[40]["residual"]
+    assert 0 < causes[40]["share_of_hec3"] < 1
     assert call("report", saved, "--spec", spec, "--out", tmp_path / "again.html", "-q").exit_code == 0
     again = (tmp_path / "again.html").read_text(encoding="utf-8")
     assert "row 2" in again  # counted as by explain
+    assert "training example 40" in again
+    assert "training example 0" not in again
     assert "All checks" in again
     assert "was not checked on a sample" not in html.read_text(encoding="utf-8")  # fit has looked
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 from command_line import call, houses, read, write
 from whence.cli.console import UNUSABLE
@@ -68,8 +68,31 @@ def test_columns_are_told_apart(regression: Run) -> None:
     }
     notes = " ".join(content["notes"])
     assert "'mixed' mixes numbers" in notes
-    assert "rows without a value of 'price': 1;" in notes
+    assert content["rows"]["unlabelled"] == 1
     assert content["target"]["task"] == "regression"
+
+
+def test_columns_are_listed_without_a_target(tmp_path: Path) -> None:
+    columns = houses()
+    columns["price"][3] = ""
+    data = write(tmp_path / "my houses.csv", columns)
+    result = call("table", data, "--json", "-q")
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    listed = {one["name"]: one for one in content["columns"]}
+    assert list(listed) == list(columns)
+    town = {"name": "town", "used_as": "category", "missing": 0, "example": columns["town"][0]}
+    assert listed["town"] == {**town, "as_target": "2 classes"}
+    price = {"name": "price", "used_as": "number", "missing": 1, "example": columns["price"][0]}
+    assert listed["price"] == {**price, "as_target": "amounts"}
+    assert listed["built"]["used_as"] == "date"
+    assert listed["country"]["used_as"] == "left out: the same value in all rows ('DE')"
+    assert listed["house_id"]["as_target"] is None
+    assert content["next"] == f"whence table '{data}' --target price"
+    words = " ".join(call("table", data, "-q").stdout.split())
+    assert "column used as missing such as as the target" in words
+    assert "rooms number" in words
+    assert [path.name for path in tmp_path.iterdir()] == ["my houses.csv"]  # nothing is written
 
 
 def test_the_report_shows_dates_as_dates(regression: Run) -> None:
@@ -218,8 +241,15 @@ def test_explain_names_shares_of_training_rows(regression: Run, tmp_path: Path) 
     assert content["row"] == 3
     assert content["verdict"] == line["verdict"]
     trained = {row["row"] for row in regression.rows if row["part"] == "train"}
-    assert {str(cause["row"]) for cause in content["causes"]} <= trained
-    shares = [cause["hec3"] for cause in content["causes"]]
+    assert {str(cause["training_row"]) for cause in content["causes"]} <= trained
+    for name in ("prediction", "lower", "upper", "std"):
+        assert content[name] == pytest.approx(float(line[name]), rel=1e-4)
+    prices = {row["row"]: row for row in regression.rows}
+    for cause in content["causes"]:
+        row = prices[str(cause["training_row"])]
+        assert cause["label"] == float(row["price"])
+        assert cause["prediction_without_it"] == pytest.approx(float(row["suggested"]), rel=1e-4)
+    shares = [cause["share_of_hec3"] for cause in content["causes"]]
     assert shares == sorted(shares, reverse=True)
     assert 0 < sum(shares) < 1
     assert "row 3:" in call("explain", regression.folder / "saved", data, "-r", "3", "-q").stdout
@@ -230,10 +260,12 @@ def test_rows_left_out_are_predicted_as_by_the_training_frame(classification: Ru
     saved, data = classification.folder / "saved", classification.folder / "colours.csv"
     (content,) = json.loads(call("explain", saved, data, "--row", "3", "--top", "90", "--json", "-q").stdout)
     suggested = {row["row"]: (row["suggested"], float(row["suggested_probability"])) for row in classification.rows}
-    agreeing = [one for one in content["causes"] if suggested[str(one["row"])][0] == one["label"]]
+    agreeing = [one for one in content["causes"] if suggested[str(one["training_row"])][0] == one["label"]]
     assert len(agreeing) > 20
     for one in agreeing:
-        assert one["without"] == f"p = {suggested[str(one['row'])][1]:.2f}"
+        assert one["probability_without_it"] == pytest.approx(suggested[str(one["training_row"])][1], abs=1e-4)
+    assert content["prediction"] == classification.rows[2]["prediction"]
+    assert content["probability"] == pytest.approx(float(classification.rows[2]["probability"]), rel=1e-4)
 
 
 def test_a_row_without_any_value_is_to_be_checked(regression: Run, tmp_path: Path) -> None:
@@ -255,24 +287,24 @@ def test_report_of_a_saved_table(regression: Run, tmp_path: Path) -> None:
     assert "row " in out.read_text(encoding="utf-8")
 
 
-def test_saved_folder_holds_no_code(regression: Run) -> None:
-    names = sorted(path.name for path in (regression.folder / "saved").iterdir())
-    assert names == ["fit.whence", "table.json", "table.safetensors"]
-    json.loads((regression.folder / "saved" / "table.json").read_text(encoding="utf-8"))
+def test_saved_file_holds_no_code(regression: Run) -> None:
+    with safe_open(regression.folder / "saved", "pt") as file:  # numbers and text, by its format
+        assert {"attached.training.inputs", "attached.usual.area"} <= set(file.keys())
+        assert json.loads(file.metadata()["whence"])["manifest"]["attached"]["table"]["target"]["name"] == "price"
 
 
-@pytest.mark.parametrize("name", ["table.json", "table.safetensors", "fit.whence"])
-@pytest.mark.parametrize("how", ["cut", "gone"])
-def test_damaged_saved_table_is_told(name: str, how: str, regression: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    shutil.copytree(regression.folder / "saved", folder)
-    content = (folder / name).read_bytes()
-    (folder / name).unlink()
-    if how == "cut":
-        (folder / name).write_bytes(content[: len(content) // 2])
-    result = call("predict", folder, regression.folder / "houses.csv", "-q")
+@pytest.mark.parametrize("how", ["cut", "changed", "gone", "folder", "other"])
+def test_damaged_saved_table_is_told(how: str, regression: Run, tmp_path: Path) -> None:
+    path, content = tmp_path / "saved", (regression.folder / "saved").read_bytes()
+    if how == "folder":
+        path.mkdir()
+    elif how != "gone":
+        changed = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+        path.write_bytes({"cut": content[: len(content) // 2], "changed": changed, "other": b"a,b\n1,2\n"}[how])
+    result = call("predict", path, regression.folder / "houses.csv", "-q")
     assert result.exit_code == UNUSABLE, result.output
     assert "Traceback" not in result.output
+    assert "tracer" not in result.output
 
 
 def test_classes(classification: Run) -> None:
@@ -321,6 +353,7 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     assert any(f"Trust {level}: {meaning}" in words for level, meaning in MEANING.items())
     assert "tracer" not in words
     assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
+    assert [line for line in result.stdout.splitlines() if line != line.rstrip()] == []
     page = " ".join((tmp_path / "r.html").read_text(encoding="utf-8").split())
     assert "chosen for its smaller log loss on 48 validation rows: network " in page
 
@@ -347,9 +380,7 @@ def test_trees_are_said_with_their_score(trees: Run) -> None:
     assert trees.content["scores"]["R2"]["value"] > 0.5
 
 
-def test_saved_trees_predict_the_same_and_hold_no_code(trees: Run, tmp_path: Path) -> None:
-    names = sorted(path.name for path in (trees.folder / "saved").iterdir())
-    assert names == ["fit.whence", "table.json", "table.safetensors"]
+def test_saved_trees_predict_the_same(trees: Run, tmp_path: Path) -> None:
     out = tmp_path / "again.csv"
     result = call("predict", trees.folder / "saved", trees.folder / "houses.csv", "--csv", out, "-q")
     assert result.exit_code == 0, result.output
@@ -375,6 +406,65 @@ def test_saved_tables_know_inputs_that_cannot_be(kind: str, request: pytest.Fixt
     assert "area is 90000, far from every training value" in found["because"]
     assert call("report", saved, data, "-o", page, "-q").exit_code == 0
     assert "area is 90000, far from every training value" in page.read_text(encoding="utf-8")
+
+
+def strange_rows(tmp_path: Path, **cells: str) -> Path:
+    """Five rows, of which the second has other cells."""
+    columns = {name: list(values[:5]) for name, values in houses().items()}
+    for name, cell in cells.items():
+        columns[name][1] = cell
+    return write(tmp_path / "new.csv", columns)
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"area": "inf"}, "row 2 cannot be right: area is inf, far from every training value"),
+        ({"area": "1e60"}, "row 2 cannot be right: area is 1e+60, far from every training value"),
+        ({"rooms": "1e200"}, "row 2 cannot be right: rooms is 1e+200, far from every training value"),
+        ({"price": "9e12"}, "row 2 cannot be right: price is 9e+12, far from every training value"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["regression", "trees"])
+def test_one_impossible_row_does_not_ruin_the_scores_of_the_others(
+    kind: str, cells: dict[str, str], reason: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    saved, data = request.getfixturevalue(kind).folder / "saved", strange_rows(tmp_path, **cells)
+    found = json.loads(call("predict", saved, data, "--json", "-q").stdout)
+    assert [note for note in found["notes"] if reason in note and note.endswith("; not in the scores")]
+    others = {name: [value for at, value in enumerate(values[:5]) if at != 1] for name, values in houses().items()}
+    alone = json.loads(call("predict", saved, write(tmp_path / "others.csv", others), "--json", "-q").stdout)
+    assert found["scores"] == pytest.approx(alone["scores"])
+    assert call("report", saved, data, "-o", tmp_path / "r.html", "-q").exit_code == 0
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "(4 predictions with a label, 1 without)" in page
+    assert reason in page
+    del found["rows"][1]
+    for one, other in zip(found["rows"], alone["rows"], strict=True):
+        assert one["verdict"] == other["verdict"]
+        assert one["prediction"] == pytest.approx(other["prediction"])
+
+
+@pytest.mark.parametrize(("cell", "verdict"), [("large", True), ("", True), ("12.5", False)])
+@pytest.mark.parametrize("kind", ["regression", "trees"])
+def test_a_value_that_every_training_row_has_must_be_there(
+    kind: str, cell: str, verdict: bool, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    saved, data = request.getfixturevalue(kind).folder / "saved", strange_rows(tmp_path, area=cell or "?")
+    rows = json.loads(call("predict", saved, data, "--json", "-q").stdout)["rows"]
+    assert [row["verdict"] == "check the input" for row in rows] == [False, verdict, False, False, False]
+    page = tmp_path / "new.html"
+    assert call("report", saved, data, "-o", page, "-q").exit_code == 0
+    words = "area has no value that can be read; every training row has one"
+    assert (words in page.read_text(encoding="utf-8")) == verdict
+    rows = json.loads(call("predict", saved, strange_rows(tmp_path, rooms="?"), "--json", "-q").stdout)["rows"]
+    assert rows[1]["verdict"] != "check the input"  # training rows lack it, too
+
+
+def test_targets_that_cannot_be_read_are_noted(regression: Run, tmp_path: Path) -> None:
+    data = strange_rows(tmp_path, price="dear")
+    found = json.loads(call("predict", regression.folder / "saved", data, "--json", "-q").stdout)
+    assert "'price' holds text that is not a number in 1 of 5 rows, such as 'dear'" in found["notes"]
 
 
 def test_report_of_trees(trees: Run, tmp_path: Path) -> None:

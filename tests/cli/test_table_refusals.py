@@ -13,7 +13,6 @@ from whence.cli.console import LACKING, UNUSABLE
 
 BROKEN: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
     ("no such column", houses(30), ("-t", "prise"), "Did you mean 'price'?"),
-    ("no target", houses(30), (), "expected --target with the column to predict. Columns: "),
     ("no such column to ignore", houses(30), ("-t", "price", "-x", "twon"), "Did you mean 'town'?"),
     ("text in the target", {**houses(30), "price": ["1.5"] * 10 + ["2"] * 18 + ["?", "tbd"]}, ("-t", "price"), "'tbd'"),
     ("one row", houses(1), ("-t", "price"), "at least 20 rows"),
@@ -48,7 +47,7 @@ def test_broken_input_is_one_clear_message(
     ("options", "message"),
     [
         (("--csv", "nowhere/r.csv"), "expected a folder that exists"),
-        (("--save", "full"), "contains other files"),
+        (("--save", "full"), "expected the name of a file to write, got the folder full"),
         (("--csv", "t.csv"), "for both"),
         (("--out", "full"), "is a directory"),
     ],

@@ -62,16 +62,16 @@ def test_fit_and_explain_texts(tmp_path: Path) -> None:
     result = call("explain", saved, new, "--spec", folder, "--row", "2", "--top", "3", "--json", "-q")
     assert result.exit_code == 0, result.output
     (answer,) = json.loads(result.stdout)
-    assert answer["prediction"] == texts[2]
-    assert answer["causes"][0]["row"] == 3  # the same text, by its share of Ho
-    shares = [cause["ho"] for cause in answer["causes"]]
+    assert answer["begins"] == texts[2]
+    assert answer["causes"][0]["training_text"] == 3  # the same text, by its share of Ho
+    shares = [cause["share_of_ho"] for cause in answer["causes"]]
     assert len(shares) == 3
     assert shares == sorted(shares, reverse=True)
-    assert all(texts[cause["row"] - 1].startswith(cause["label"][:20]) for cause in answer["causes"])
+    assert all(texts[cause["training_text"] - 1].startswith(cause["begins"][:20]) for cause in answer["causes"])
 
     words = " ".join(call("explain", saved, new, "--spec", folder, "--row", "2", "--top", "3", "-q").stdout.split())
     assert f"text 2: {texts[2]}" in words
-    assert "training text share of Ho begins without it" in words
+    assert "training text share of Ho begins residual without it" in words
     result = call("explain", saved, new, "-q")
     assert result.exit_code == UNUSABLE
     assert "expected --spec with the folder of the model" in " ".join(result.output.split())

@@ -259,7 +259,9 @@ def test_numbers_go_out_and_come_back(tmp_path: Path) -> None:
     todo = read(tmp_path / "todo.csv")
     right = [round(truth[int(row["row"]) - 1], 2) for row in todo]
     assert {int(row["row"]) - 1 for row in todo} >= set(wrong.tolist())
-    assert all(abs(float(row["suggested"]) - value) < 60 for row, value in zip(todo, right, strict=True))
+    assert all("." not in row["suggested"] for row in todo)  # copied as an answer, 1.234 would be 1234
+    suggested = [float(row["suggested"].replace(",", ".")) for row in todo]
+    assert all(abs(one - value) < 60 for one, value in zip(suggested, right, strict=True))
     path = answered(todo, [f"{value:.2f}".replace(".", ",") for value in right], tmp_path / "answers.csv")
     found = run(data, "--import", path, target="y")["import"]
     assert set((wrong + 1).tolist()) <= set(found["changed"])
@@ -268,3 +270,36 @@ def test_numbers_go_out_and_come_back(tmp_path: Path) -> None:
     assert found["compared"]["labels contradicted, all rows"]["before"] >= len(wrong)
     rows = read(tmp_path / "rows.csv")
     assert float(rows[wrong[0]]["y"].replace(",", ".")) == pytest.approx(truth[wrong[0]], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "mark", "end"), [("cp1252", "", "\r\n"), ("utf-8", '"', "\n"), ("utf-16-le", "", "\r\n")]
+)
+def test_a_corrected_table_is_written_as_it_was_read(encoding: str, mark: str, end: str, tmp_path: Path) -> None:
+    """Semicolons, decimal commas, quotes, spaces, an empty line: only the cells with answers change."""
+    generator = np.random.default_rng(2)
+    area = generator.uniform(30, 200, 120)
+    prices = [f"{mark}{value:.2f}{mark}".replace(".", ",") for value in 10 * area + generator.normal(size=120)]
+    prices[3], prices[7], prices[8] = "", " 2.000,50", "9999,00"
+    cells = [
+        f'Köln; {one:.1f};{price};"Haus; {row}"' for row, (one, price) in enumerate(zip(area, prices, strict=True))
+    ]
+    bom = "" if encoding == "cp1252" else "\ufeff"
+    lines = [f"{bom}Ort;{mark}Fläche{mark};Preis;Bemerkung", *(line.replace(".", ",", 1) for line in cells[:50]), ""]
+    lines += [line.replace(".", ",", 1) for line in cells[50:]]
+    data = tmp_path / "haus.csv"
+    data.write_bytes(end.join([*lines, ""]).encode(encoding))
+    rows = {"4": "1234.5", "8": "2000,5", "9": "1.111,00", "60": prices[59].strip('"')}
+    labels = ["", "2000,50", "9999", prices[59].strip('"')]
+    answers = write(tmp_path / "a.csv", {"row": rows.keys(), "label": labels, "answer": rows.values()})
+    found = run(data, "--import", answers, "--corrected", tmp_path / "clean.csv", target="Preis")
+    assert (found["import"]["changed"], found["import"]["labelled"], found["import"]["confirmed"]) == (
+        [9],
+        [4],
+        [8, 60],
+    )
+    assert found["rows"]["unlabelled"] == 0
+    assert not [note for note in found["notes"] if "without a value" in note]
+    lines[4] = lines[4].replace(";;", ";1234,5;")  # as the column spells numbers
+    lines[9] = lines[9].replace("9999,00", "1.111,00")
+    assert (tmp_path / "clean.csv").read_bytes().decode(encoding) == end.join([*lines, ""])

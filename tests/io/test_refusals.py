@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 import networks
 import whence
 from fits_to_save import Fit, regression
+from whence.io import read_attached, save
 
 # --- The model -------------------------------------------------------------------------------------------------------
 
@@ -181,3 +182,15 @@ def test_other_data_near_the_end_of_a_loader(path: Path) -> None:
 def test_a_loader_that_can_be_read_once(fit: Fit, path: Path) -> None:
     with pytest.raises(whence.LoaderError, match="one-shot"):
         whence.load(path, fit.model, iter(fit.batches))
+
+
+def test_what_is_attached_to_a_fit_comes_back_and_is_not_part_of_it(fit: Fit, tmp_path: Path) -> None:
+    path, tensors = tmp_path / "fit.whence", {"rows": torch.arange(3)}
+    save(fit.tracer, path, {"name": "a\xa0b"}, tensors)
+    about, found = read_attached(path)
+    assert about == {"name": "a\xa0b"}
+    assert found["rows"].tolist() == [0, 1, 2]
+    again = whence.load(path, fit.model, fit.batches, progress=False)
+    torch.testing.assert_close(again.predict(fit.test).hec3, fit.tracer.predict(fit.test).hec3, rtol=0, atol=0)
+    fit.tracer.save(path)
+    assert read_attached(path) == (None, {})

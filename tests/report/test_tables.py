@@ -89,6 +89,7 @@ def test_long_texts_are_cut() -> None:
 def test_inputs_that_cannot_be_are_told_from_rare_ones() -> None:
     draws = np.random.default_rng(0)
     sizes = draws.uniform(4.0, 10.0, (3, 400))
+    sizes[2, :5] = np.nan  # some training rows have no z
     train = frame_of({"x": sizes[0], "y": sizes[1], "z": sizes[2], "price": draws.lognormal(7.0, 0.5, 400)})
     usual = UsualValues.of(train)
     cases = {
@@ -99,7 +100,8 @@ def test_inputs_that_cannot_be_are_told_from_rare_ones() -> None:
         (3.5, 5.0, 6.0, 1000.0): "",
         (5.0, 6.0, 7.0, float(train["price"].max()) * 1.5): "",  # a long tail
         (np.nan, np.nan, np.nan, np.nan): "no value in any column",
-        (np.nan, 5.0, 6.0, 1000.0): "",
+        (np.nan, 5.0, 6.0, 1000.0): "x has no value that can be read; every training row has one",
+        (5.0, 6.0, np.nan, 1000.0): "",
     }
     found = usual.impossible(frame_of(np.array(list(cases))).set_axis([*"xyz", "price"], axis=1))
     for reason, wanted in zip(found, cases.values(), strict=True):

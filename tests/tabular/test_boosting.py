@@ -141,7 +141,7 @@ def test_coins_for_labels_are_noise_though_splits_have_learned_them(tmp_path: Pa
     assert noisy[place > 3].mean() > 0.8
     assert noisy[place < 4].mean() < 0.05
     assert 0.4 < float(found.noise[torch.from_numpy(place > 3)].mean()) < 0.7
-    save_table(fitted, tmp_path / "saved", {})
+    save_table(fitted, tmp_path / "saved")
     again = load_table(tmp_path / "saved", progress=False).explain(ready.frame)
     torch.testing.assert_close(again.noise, found.noise)
     assert again.verdicts == found.verdicts

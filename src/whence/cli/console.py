@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
@@ -126,26 +126,33 @@ class Output:
         self.as_json = as_json
         self.console = PipedConsole(quiet=as_json, highlight=False)
 
+    def _print(self, shown: RenderableType) -> None:
+        """Print without the spaces that fill up lines."""
+        with self.console.capture() as captured:
+            self.console.print(shown)
+        for line in captured.get().splitlines():
+            self.console.out(line.rstrip(), highlight=False)
+
     def fact(self, name: str, words: str) -> None:
         """Print one line of a summary: a name and its text."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", width=9)
         grid.add_column(overflow="fold")
         grid.add_row(name, Text(words))
-        self.console.print(grid)
+        self._print(grid)
 
     def notes(self, notes: Iterable[str]) -> None:
         """Print notes, one per line."""
         for note in notes:
             self.fact("Note", note)
 
-    def say(self, words: str = "") -> None:
+    def say(self, words: str = "", indent: int = 0) -> None:
         """Print a paragraph."""
-        self.console.print(escape(words))
+        self._print(Padding(Text(words), (0, 0, 0, indent)))
 
     def head(self, words: str) -> None:
         """Print a line above a table."""
-        self.console.print(f"\n[bold]{escape(words)}[/]")
+        self._print(Text(f"\n{words}", style="bold"))
 
     def rows(self, rows: Iterable[Sequence[Any]], heads: Sequence[str] = (), right: Sequence[int] = ()) -> None:
         """Print a table without lines."""
@@ -156,7 +163,7 @@ class Output:
             table.add_column(name, justify="right" if numbers else "left", overflow="fold", no_wrap=numbers)
         for row in cells:
             table.add_row(*row)
-        self.console.print(Padding(table, (0, 0, 0, 2)))
+        self._print(Padding(table, (0, 0, 0, 2)))
 
     def files(self, files: Mapping[str, Path | None]) -> None:
         """Print where files were written, each on one line, so that it can be copied."""

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import inspect
+import json
 import runpy
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from typer import Argument, Option
 
 import whence
 from whence.cli import console
-from whence.cli.console import Output, stop
-from whence.cli.texts import DESCRIPTION, LanguageModel
+from whence.cli.console import LACKING, Output, stop
 from whence.errors import InputError, did_you_mean
-from whence.tabular.fitted import check_folder
+from whence.io import save
 
 SAMPLE, SECONDS = 8, 20.0  # predictions checked by trust, and its time limit
+SUSPECTS = 10  # texts that are listed
+SHOWN = 60  # characters of a text that are printed
+BATCH = 8  # texts in a batch
+PADDING = {"input_ids": 0, "attention_mask": 0, "labels": -100}
 
 
 @console.handle_errors
@@ -35,7 +41,7 @@ def fit(
     structure: console.Structure = None,
     recenter: Annotated[bool, Option("--recenter", help="Take the last step to the optimum in the fit.")] = False,
     trust: Annotated[bool, Option("--trust/--no-trust", help="Check on a sample how far to trust the fit.")] = True,
-    save: Annotated[Path | None, Option(help="Save the fit in this file; with --texts, in this folder.")] = None,
+    saved: Annotated[Path | None, Option("--save", help="Save the fit in this file.")] = None,
     out: console.Report = None,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
@@ -53,14 +59,12 @@ def fit(
     Examples:
     - `whence fit network.py --save network.whence`
     - `whence fit network.py --ridge 5 --structure core --out report.html`
-    - `whence fit model-folder --texts train.jsonl --ridge 10 --save fitted`
+    - `whence fit model-folder --texts train.jsonl --ridge 10 --save texts.whence`
     """
     began = time.perf_counter()
-    console.check_writable(save if texts is None else None, out, read=(spec, texts))
+    console.check_writable(saved, out, read=(spec, texts))
     if texts is None and spec.is_dir():
         stop(f"expected --texts, the JSONL file that the language model in {spec} was trained on, got none.")
-    if texts is not None and save is not None:
-        check_folder(save, DESCRIPTION)
     source = SpecFile(spec) if texts is None else LanguageModel(spec, texts, tokens)
     test = source.test_loader()
     if out is not None and test is None:
@@ -69,12 +73,12 @@ def fit(
     given = {"ridge": _number_or_word(ridge), "structure": structure, "recenter": recenter or None}
     options = {**source.options(model), **{name: value for name, value in given.items() if value is not None}}
     tracer = whence.fit(model, source.train_loader(), **{"progress": not quiet, **options})
-    if save is not None:
-        source.save(tracer, save)
+    if saved is not None:
+        save(tracer, saved, source.about)
     trusted = tracer.trust(test, sample=SAMPLE, seconds=SECONDS) if trust else None
     if out is not None:
         write_report(tracer, out, source.test_loader(), trusted)
-    output, files = Output(as_json), {"report": out, "saved": save}
+    output, files = Output(as_json), {"report": out, "saved": saved}
     content = _print_fit(output, tracer, trusted)
     suspects = source.suspects(tracer)
     if suspects:
@@ -98,14 +102,12 @@ def _print_fit(output: Output, tracer: whence.Tracer, trust: whence.Trust | None
     found = {one.name: one for one in tracer.diagnostics}["trust"]
     findings = [one for one in tracer.diagnostics if one.name not in ("note", "trust")]
     notes = [str(one.value) for one in tracer.diagnostics if one.name == "note"]
-    output.say(repr(tracer))
+    output.fact("Fit", repr(tracer).removeprefix("Tracer(").removesuffix(")"))
     output.head("What the fit found")
     output.rows([[one.name, one.shown, one.words] for one in findings], right=(1,))
     output.notes(notes)
     output.head("How far to trust it")
-    output.say(f"  {found.value}: {found.words}" if trust is None else f"  {trust.headline}")
-    if trust is not None:
-        output.rows([[check.level, check.name, check.text] for check in trust])
+    output.say(f"{found.value}: {found.words}" if trust is None else str(trust))
     return {
         "examples": tracer.problem.n,
         "outputs": tracer.problem.k,
@@ -120,13 +122,16 @@ def _print_fit(output: Output, tracer: whence.Tracer, trust: whence.Trust | None
 
 
 def write_report(tracer: whence.Tracer, out: Path, inputs: Any, trust: whence.Trust | None = None) -> None:
-    """Write the report on all inputs, numbered from one, as by the other commands."""
-    rows = len(tracer.predict(inputs))
-    tracer.report(out, inputs, ids=[f"row {row}" for row in range(1, rows + 1)], trust=trust)
+    """Write the report on all inputs; these and training examples are numbered from one, as by the other commands."""
+    counts = {"row": len(tracer.predict(inputs)), "training example": tracer.problem.n}
+    ids = [[f"{name} {number}" for number in range(1, total + 1)] for name, total in counts.items()]
+    tracer.report(out, inputs, ids=tuple(ids), trust=trust)
 
 
 class SpecFile:
     """A Python file, which is run, with a network and its data; errors in it are reported as errors of that file."""
+
+    about = None  # nothing is saved beside the fit
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -177,10 +182,6 @@ class SpecFile:
                 raise InputError(f"{wanted}, got {name!r}.{did_you_mean(name, known)}")
         return options
 
-    def save(self, tracer: whence.Tracer, path: Path) -> None:
-        """Write the fit to a file."""
-        tracer.save(path)
-
     def suspects(self, tracer: whence.Tracer) -> list[dict[str, Any]]:
         """Return none: only the file knows what the examples are."""
         return []
@@ -194,3 +195,105 @@ class SpecFile:
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.path)]
             where = f", line {frames[-1].lineno}" if frames else ""
             raise InputError(f"{what} in {self.path} failed{where}: {type(error).__name__}: {error}") from error
+
+
+class Text(NamedTuple):
+    """A line of a file; the words of a prompt are read, but are no labels."""
+
+    prompt: str
+    completion: str
+
+    @property
+    def beginning(self) -> str:
+        """The first words, on one line."""
+        words = " ".join(f"{self.prompt} {self.completion}".split())
+        return words if len(words) <= SHOWN else words[: SHOWN - 3] + "..."
+
+
+def read_texts(path: Path) -> list[Text]:
+    """Texts of a JSONL file: a "text" in every line, or a "prompt" and a "completion"."""
+    if not path.is_file():
+        raise InputError(f"expected a JSONL file with texts, got {path}, which does not exist.")
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            one = json.loads(line)
+            text = Text("", one["text"]) if "text" in one else Text(one["prompt"], one["completion"])
+            if not (text.completion and isinstance(text.prompt + text.completion, str)):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise InputError(
+                f'expected an object with "text", or with "prompt" and "completion", in every line of {path}, got '
+                f"something else in line {number}: {line[:SHOWN]!r}."
+            ) from None
+        found.append(text)
+    if not found:
+        raise InputError(f"expected texts in {path}, got none.")
+    return found
+
+
+class LanguageModel:
+    """A folder with a Hugging Face model and its tokenizer, and the texts that it was trained on."""
+
+    def __init__(self, folder: Path, texts: Path, tokens: int) -> None:
+        if not (folder / "config.json").is_file():
+            raise InputError(
+                f"expected a folder with a saved Hugging Face model (config.json, weights and tokenizer), got {folder}."
+            )
+        self.folder, self.tokens, self.texts = folder, tokens, read_texts(texts)
+        self.about = {"texts": str(texts.resolve()), "tokens": tokens}  # saved beside the fit
+
+    def model(self) -> nn.Module:
+        """The model in evaluation mode, on a GPU if there is one."""
+        found: nn.Module = self._pretrained("AutoModelForCausalLM").eval()
+        return found.to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def options(self, model: nn.Module) -> dict[str, Any]:
+        """A core of the trainable matrices except embeddings and the output layer; of all, if there are no others."""
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        left_out = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding) or one is head}
+        trainable = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        inner = [name for name, one in trainable.items() if one.ndim == 2 and id(one) not in left_out]
+        return {"likelihood": "categorical", "structure": "core", "parameters": inner or list(trainable)}
+
+    def train_loader(self) -> list[dict[str, Tensor]]:
+        """The training texts."""
+        return self.batches(self.texts)
+
+    def test_loader(self) -> None:
+        """Return none: there are no texts beside those of the training."""
+
+    def batches(self, texts: list[Text]) -> list[dict[str, Tensor]]:
+        """Token numbers with masks and labels, padded on the right."""
+        tokenizer, rows = self._pretrained("AutoTokenizer"), []
+        for prompt, completion in texts:
+            given = tokenizer(prompt)["input_ids"] if prompt else []
+            words = tokenizer(completion, add_special_tokens=not prompt)["input_ids"]
+            ids = torch.tensor([*given, *words][: self.tokens])
+            labels = torch.where(torch.arange(len(ids)) < len(given), PADDING["labels"], ids)
+            rows.append({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels})
+        chunks = [rows[low : low + BATCH] for low in range(0, len(rows), BATCH)]
+        return [
+            {name: pad_sequence([one[name] for one in some], True, padding) for name, padding in PADDING.items()}
+            for some in chunks
+        ]
+
+    def suspects(self, tracer: whence.Tracer) -> list[dict[str, Any]]:
+        """The texts that the other texts predict worst, numbered from one."""
+        frame = tracer.training_frame().sort_values("suspect_rank").head(SUSPECTS)
+        return [
+            {"text": at + 1, "suspicion": float(frame["suspicion"][at]), "begins": self.texts[at].beginning}
+            for at in frame.index.tolist()
+        ]
+
+    def _pretrained(self, kind: str) -> Any:
+        try:
+            import transformers  # an extra: only language models need it
+        except ModuleNotFoundError:
+            stop("Texts need transformers. Install it with: pip install 'whence[integrations]'", LACKING)
+        try:
+            return getattr(transformers, kind).from_pretrained(self.folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise InputError(f"expected {self.folder} to hold a model and its tokenizer, got: {error}") from error

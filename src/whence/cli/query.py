@@ -13,17 +13,17 @@ from typer import Argument, Option
 import whence
 from whence.cli import console
 from whence.cli.console import Output, figure
-from whence.cli.fit import SpecFile, write_report
+from whence.cli.fit import LanguageModel, SpecFile, Text, read_texts, write_report
 from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows
-from whence.cli.texts import DESCRIPTION, LanguageModel, Text, read_texts
-from whence.display import listing, number, percent
+from whence.display import count, listing, number, percent
 from whence.errors import InputError
 from whence.influence.training import change_without
+from whence.io import read_attached
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
 from whence.runtime.execution import Progress
 from whence.tabular.files import read_table, write_csv
-from whence.tabular.fitted import FittedTable, load_table, read_description
-from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, predict_rows
+from whence.tabular.fitted import FittedTable, load_table
+from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, listed_examples, predict_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -32,7 +32,7 @@ SHOWN = 10  # predictions that are printed
 OUTPUTS = 4  # outputs of a prediction that are printed
 # Columns of predictions that are printed, if they are there.
 COLUMNS = ("row", "class", "prediction", "mean", *(f"mean_{output}" for output in range(OUTPUTS)), "lower", "upper")
-COLUMNS += ("probability", "probability_std", "ho", "hec3", "ratio", "verdict")
+COLUMNS += ("std", "probability", "probability_std", "ho", "hec3", "ratio", "verdict")
 MOST_UNCERTAIN = 3  # rows that are explained if none are named
 
 Saved = Annotated[Path, Argument(help="What `whence table --save` or `whence fit --save` wrote.")]
@@ -40,8 +40,9 @@ Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet; new texts
 Spec = Annotated[
     Path | None, Option(help="The Python file passed to `whence fit`, which is run; or the language model's folder.")
 ]
-VARIANCES = {"ho": "Ho", "hec3": "HeC3"}
 NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")  # of an explanation, shown by `whence explain`
+PREDICTED = ("prediction", "lower", "upper", "std", "probability", "probability_std")  # of a row, the same
+NAMED = 3  # rows that cannot be right, named in a note
 
 
 @console.handle_errors
@@ -59,8 +60,8 @@ def predict(
     """Predict new rows with their variances, by a saved fit.
 
     Examples:
-    - `whence predict bank-fit new.csv` writes new-rows.csv
-    - `whence predict bank-fit new.csv --json > rows.json`
+    - `whence predict bank.whence new.csv` writes new-rows.csv
+    - `whence predict bank.whence new.csv --json > rows.json`
     - `whence predict network.whence --spec network.py` for a fit made by `whence fit`
     """
     console.check_writable(csv, read=(data, spec))
@@ -72,8 +73,8 @@ def predict(
     if path is not None:
         write_csv(path, frame)
     output.notes(query.notes)
-    output.head(f"{len(frame):,} predictions" + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
-    hidden = ("ho", "hec3") if "probability" in frame.columns else ()  # these are of logits
+    output.head(count(len(frame), "prediction") + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
+    hidden = ("ho", "hec3") if {"std", "probability"} & {*frame.columns} else ()  # squares of units, or of logits
     heads = [name for name in COLUMNS if name in frame.columns and name not in hidden]
     right = [index for index, name in enumerate(heads) if name != "verdict"]
     output.rows(frame[heads].head(SHOWN).itertuples(index=False), heads, right)
@@ -105,23 +106,24 @@ def explain(
     Without --row the three most uncertain rows are explained.
 
     Examples:
-    - `whence explain bank-fit new.csv --row 3 --row 17`
+    - `whence explain bank.whence new.csv --row 3 --row 17`
     - `whence explain network.whence --spec network.py --row 3`
-    - `whence explain fitted new.jsonl --spec model-folder` for texts: the training texts behind them
+    - `whence explain texts.whence new.jsonl --spec model-folder` for texts: the training texts behind them
     """
     output = Output(as_json)
     query = _load(saved, data, spec, 0, delimiter, not quiet)
     content = query.explain(row, top)
     output.notes(query.notes)
     for one in content:
-        output.head(f"{query.unit} {one['row']}: {one['prediction']}")
-        output.say(f"  {one['verdict']}: {one['advice']}")
-        output.say(f"  {one['because']}")
-        causes = [[c["row"], percent(c[query.variance]), c["label"], c["without"]] for c in one["causes"]]
-        heads = [f"training {query.unit}", f"share of {VARIANCES[query.variance]}", query.label, "without it"]
-        output.rows(causes, heads, right=(0, 1, 2, 3))
+        output.head(f"{query.unit} {one['row']}: {one['words']}")
+        output.say(f"{one['verdict']}: {one['advice']}", indent=2)
+        output.say(one["because"], indent=2)
+        names = list(one["causes"][0])
+        causes = [[percent(cell) if "share" in name else cell for name, cell in c.items()] for c in one["causes"]]
+        heads = [name.replace("_", " ").replace("hec3", "HeC3").replace("of ho", "of Ho") for name in names]
+        output.rows(causes, heads, right=[at for at, name in enumerate(names) if name != "begins"])
     output.say()
-    output.say(f"without it: {query.without}.")
+    output.say(query.legend)
     output.finish(content)
 
 
@@ -138,7 +140,7 @@ def report(
 ) -> None:
     """Write the HTML report of a saved fit on new rows.
 
-    Examples: `whence report bank-fit new.csv --out new.html`, `whence report network.whence --spec network.py`
+    Examples: `whence report bank.whence new.csv --out new.html`, `whence report network.whence --spec network.py`
     """
     console.check_writable(out, read=(data, spec))
     output = Output(as_json)
@@ -153,43 +155,48 @@ def _load(
     saved: Path, data: Path | None, spec: Path | None, rows: int, delimiter: str | None, progress: bool
 ) -> SavedNetwork:
     """Load what was saved, and read the rows or inputs of the query."""
-    if (saved / DESCRIPTION).is_file():
+    if not saved.is_file():
+        raise InputError(f"expected a file written by `whence table --save` or `whence fit --save`, got {saved}.")
+    about = read_attached(saved)[0] or {}
+    if "table" in about:
+        if data is None or spec is not None:
+            needed = ", ".join(str(column["name"]) for column in about["table"]["columns"])
+            got = "none" if data is None else "--spec"
+            raise InputError(f"expected a file with new rows for a table, got {got}. Columns it needs: {needed}.")
+        read = read_table(data, rows, delimiter=delimiter, progress=Progress(progress))
+        return SavedTable(load_table(saved, progress), read.frame, list(read.notes), data.name)
+    if "texts" in about:
         if data is None or spec is None:
             missing = "--spec" if spec is None else "new texts"
             raise InputError(f"expected --spec with the folder of the model, and new texts, got no {missing}.")
-        source, tracer = LanguageModel.load(saved, spec, progress)
-        return SavedTexts(tracer, source, read_texts(data), data.stem)
-    if saved.is_file():
-        if data is not None or spec is None:
-            raise InputError(
-                f"expected --spec with the Python file that {saved} was fitted with, whose test_loader() gives the "
-                f"inputs, and no other data, got {'no --spec' if spec is None else f'the data {data}'}."
-            )
-        file = SpecFile(spec)
-        inputs = file.test_loader()
-        if inputs is None:
-            raise InputError(f"expected {spec} to define a function test_loader(), got none.")
-        tracer = whence.load(saved, file.model(), file.train_loader(), progress=progress)
-        return SavedNetwork(tracer, inputs, [], spec.stem)
-    if spec is not None:
-        raise InputError(f"expected a file written by `whence fit --save` with --spec, got {saved}.")
-    columns = read_description(saved).get("columns", [])
-    if data is None:
-        needed = ", ".join(str(column["name"]) for column in columns)
-        raise InputError(f"expected a file with new rows, got none. Columns it needs: {needed}.")
-    read = read_table(data, rows, delimiter=delimiter, progress=Progress(progress))
-    return SavedTable(load_table(saved, progress), read.frame, list(read.notes), data.name)
+        model = LanguageModel(spec, Path(about["texts"]), about["tokens"])
+        tracer = whence.load(saved, model.model(), model.train_loader(), progress=progress)
+        return SavedTexts(tracer, model, read_texts(data), data.stem)
+    if data is not None or spec is None:
+        raise InputError(
+            f"expected --spec with the Python file that {saved} was fitted with, whose test_loader() gives the "
+            f"inputs, and no other data, got {'no --spec' if spec is None else f'the data {data}'}."
+        )
+    file = SpecFile(spec)
+    inputs = file.test_loader()
+    if inputs is None:
+        raise InputError(f"expected {spec} to define a function test_loader(), got none.")
+    return SavedNetwork(whence.load(saved, file.model(), file.train_loader(), progress=progress), inputs, [], spec.stem)
 
 
 class SavedNetwork:
     """Inputs of a loader, predicted by the saved fit of a user's own network."""
 
-    unit, label, without = "example", "residual", "the residual of that training example in the fit without it"
+    unit = "example"
     variance = "hec3"  # whose shares order training examples
+    legend = (
+        "Examples are counted from 1, in the order of test_loader() and of train_loader(). Without it: the size of the "
+        "residual of that training example in the fit without it."
+    )
 
     def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
         self.tracer, self.inputs, self.notes, self.stem = tracer, inputs, notes, stem
-        self.examples: Any = range(tracer.problem.n)  # names of training examples
+        self.examples = numpy.arange(tracer.problem.n) + 1  # numbers of training examples, for people
 
     @cached_property
     def _uncertainty(self) -> whence.Uncertainty:
@@ -220,9 +227,11 @@ class SavedNetwork:
             for place, (name, values) in enumerate(self._answers.items(), 1):
                 frame.insert(place, name, values.flatten().tolist())
         if verdicts:
-            names = ["verdict", "noise", "scarcity", "noise_p", "scarcity_p", "check", "near"]
             explanation = self.tracer.explain(self.inputs)
+            names = ["verdict", "noise", "scarcity", "noise_p", "scarcity_p"]
             frame[names] = explanation.to_frame()[names]
+            for name in ("check", "near"):
+                frame[name] = listed_examples(self.examples, getattr(explanation, name))
             self.notes.extend(explanation.notes)
         return frame
 
@@ -248,63 +257,85 @@ class SavedNetwork:
     ) -> dict[str, Any]:
         """The explanation of one input, which has a number for people; `impossible` says why it cannot be right."""
         verdict = CHECK_INPUT if impossible else verdicts.verdicts[at]
+        behind = zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
+        prediction = self.prediction(at)
         return {
             "row": number,
-            "prediction": self.describe(at),
+            **prediction,
+            "words": in_words(prediction),
             "verdict": verdict,
             "because": impossible or verdicts.reason(at),
             "advice": ADVICE[verdict].replace("in `check`", "below"),
             **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
             "causes": [
-                {"row": int(self.examples[example]), self.variance: share, **self.left_out(example)}
-                for example, share in zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
+                {
+                    f"training_{self.unit}": int(self.examples[example]),
+                    f"share_of_{self.variance}": share,
+                    **self.left_out(example),
+                }
+                for example, share in behind
             ],
         }
 
-    def describe(self, at: int) -> str:
-        """A prediction in words: the class, or the outputs."""
-        if self._answers is None or self._uncertainty.mean.ndim > 2:
-            return listing([number(value, 4) for value in self._uncertainty.mean[at].flatten().tolist()], OUTPUTS)
-        best, chance, *std = (float(values[at]) for values in self._answers.values())
-        return f"class {best:.0f}, probability {probability_text(chance, *std)}"
+    def prediction(self, at: int) -> dict[str, Any]:
+        """A prediction in numbers: the class and its probability, or the outputs."""
+        mean = self._uncertainty.mean
+        if self._answers is None or mean.ndim > 2:
+            return {"mean": mean[at].flatten().tolist()}
+        return {name: values[at].tolist() for name, values in self._answers.items()}
 
-    def left_out(self, example: int) -> dict[str, str]:
-        """The label of a training example, or its residual, and what the fit without it predicts instead."""
-        residual, left_out = (number(float(one[example].norm())) for one in self._residuals)
-        return {"label": residual, "without": left_out}
+    def left_out(self, example: int) -> dict[str, Any]:
+        """The size of the residual of a training example, as fitted and in the fit without it."""
+        residual, left_out = (float(one[example].norm()) for one in self._residuals)
+        return {"residual": residual, "residual_without_it": left_out}
 
 
 class SavedTexts(SavedNetwork):
     """New texts, and the training texts behind a language model's predictions in them; all are numbered from one."""
 
-    unit, label = "text", "begins"
+    unit = "text"
     variance = "ho"  # finds the texts behind an answer; those of HeC3 are texts that nobody could predict
+    legend = (
+        "Texts are counted from 1, as lines of their files. Without it: the size of the residual of that training text "
+        "in the fit without it."
+    )
 
     def __init__(self, tracer: whence.Tracer, source: LanguageModel, new: list[Text], stem: str) -> None:
         inputs = [{name: one for name, one in batch.items() if name != "labels"} for batch in source.batches(new)]
         super().__init__(tracer, inputs, [], stem)
-        self.texts, self.new, self.examples = source.texts, new, range(1, len(source.texts) + 1)
+        self.texts, self.new = source.texts, new
 
-    def describe(self, at: int) -> str:
-        """The beginning of a text."""
-        return self.new[at].beginning
+    def prediction(self, at: int) -> dict[str, Any]:
+        """The beginning of a text: there is a prediction for each of its tokens."""
+        return {"begins": self.new[at].beginning}
 
-    def left_out(self, example: int) -> dict[str, str]:
+    def left_out(self, example: int) -> dict[str, Any]:
         """The beginning of a training text, and the size of its residual in the fit without it."""
-        return super().left_out(example) | {"label": self.texts[example].beginning}
+        residuals = super().left_out(example)
+        return {"begins": self.texts[example].beginning, "residual_without_it": residuals["residual_without_it"]}
 
 
 class SavedTable(SavedNetwork):
     """Rows of a table, predicted by a saved fit."""
 
-    unit, label = "row", "label"
-    without = "what the other training rows predict for that row; for classes, the probability of its label"
+    unit = "row"
+    legend = (
+        "Rows are counted from 1, below the names of the columns, in the new file and in that of the training. Without "
+        "it: what the fit without that training row predicts for it; for classes, the probability of its label."
+    )
 
     def __init__(self, fitted: FittedTable, rows: pandas.DataFrame, notes: list[str], name: str) -> None:
         inputs = fitted.batches(rows)
         notes = [*notes, *fitted.model.unrecognized(rows)]
         super().__init__(fitted.tracer, inputs, notes, name.split(".")[0] or "table")
         self.fitted, self.rows, self.name, self.examples = fitted, rows, name, fitted.rows
+        reasons = numpy.array(fitted.impossible(rows, targets=True), dtype=object)
+        self.wrong = reasons != ""
+        unscored = "; not in the scores" if fitted.model.target.name in rows.columns else ""
+        for row in numpy.flatnonzero(self.wrong)[:NAMED]:
+            self.notes.append(f"row {rows.index[row]} cannot be right: {reasons[row]}{unscored}")
+        if self.wrong.sum() > NAMED:
+            self.notes.append(f"{self.wrong.sum() - NAMED:,} more rows cannot be right{unscored}")
 
     @cached_property
     def _predictions(self) -> RowPredictions:
@@ -319,12 +350,15 @@ class SavedTable(SavedNetwork):
         return self._predictions.rows_frame()
 
     def scores(self) -> list[Score]:
-        """Scores of the predictions, by the targets in the table."""
-        return self._predictions.scores()
+        """Scores by the targets in the table, without rows that cannot be right."""
+        return self._predictions.scores(~self.wrong)
 
     def report(self, out: Path) -> None:
-        """Write the report on all rows."""
-        report_rows(out, self.fitted, self.rows, [f"{len(self.rows):,} rows of {self.name}."])
+        """Write the report on all rows; those that cannot be right are not in its scores."""
+        rows, target = self.rows.copy(), self.fitted.model.target.name
+        if target in rows.columns:
+            rows.loc[self.wrong, target] = numpy.nan
+        report_rows(out, self.fitted, rows, f"{count(len(rows), 'row')} of {self.name}.", self.notes)
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """Explain rows; a table may have too many rows to explain all of them."""
@@ -339,15 +373,10 @@ class SavedTable(SavedNetwork):
             for at, number in enumerate(some.rows.index)
         ]
 
-    def describe(self, at: int) -> str:
-        """A prediction in words."""
+    def prediction(self, at: int) -> dict[str, Any]:
+        """A prediction in numbers: an amount with its interval, or a class with its probability."""
         row = self._predictions.frame.iloc[at]
-        if self.fitted.model.target.task == "regression":
-            low, high = figure(float(row["lower"])), figure(float(row["upper"]))
-            return f"{figure(float(row['prediction']))}, between {low} and {high} with 95 % confidence"
-        chance, std = float(row["probability"]), float(row["probability_std"])
-        unknown = ": another training set could give any other class" if std > MAX_STD else ""
-        return f"{row['prediction']}, probability {probability_text(chance, std)}{unknown}"
+        return {name: row[name] for name in PREDICTED if name in row}
 
     @cached_property
     def _without(self) -> torch.Tensor:
@@ -356,13 +385,33 @@ class SavedTable(SavedNetwork):
         outputs = problem.outputs + change_without(self.tracer)
         return problem.likelihood.probabilities(outputs) if problem.likelihood.has_classes else outputs
 
-    def left_out(self, example: int) -> dict[str, str]:
+    def left_out(self, example: int) -> dict[str, Any]:
         """The label of a training row, and the prediction without that row: a number, or the label's probability."""
         target, value, found = self.fitted.model.target, float(self.fitted.values[example]), self._without[example]
         if target.task == "regression":
-            return {"label": figure(value), "without": figure(value - float(self._residuals[1][example][0]))}
+            return {"label": value, "prediction_without_it": float(found[0])}
         own = float(found[int(value)]) if len(found) > 1 else abs(1.0 - value - float(found[0]))
-        return {"label": target.classes[int(value)], "without": f"p = {min(max(own, 0.0), 1.0):.2f}"}
+        return {"label": target.classes[int(value)], "probability_without_it": min(max(own, 0.0), 1.0)}
+
+
+def in_words(prediction: dict[str, Any]) -> str:
+    """A prediction as text: the beginning of a text, an amount with its interval, a class, or outputs.
+
+    Examples:
+        >>> in_words({"prediction": "yes", "probability": 0.9, "probability_std": 0.02}), in_words({"mean": [1.5, 2.0]})
+        ('yes, probability 0.900 ± 0.020', '1.5, 2')
+    """
+    if "begins" in prediction:
+        return str(prediction["begins"])
+    if "lower" in prediction:
+        mean, low, high = (figure(float(prediction[name])) for name in ("prediction", "lower", "upper"))
+        return f"{mean}, between {low} and {high} with 95 % confidence"
+    if "probability" not in prediction:
+        return listing([number(value, 4) for value in prediction["mean"]], OUTPUTS)
+    answer = prediction["prediction"] if "prediction" in prediction else f"class {prediction['class']}"
+    chance = [float(prediction[name]) for name in ("probability", "probability_std") if name in prediction]
+    unknown = ": another training set could give any other class" if max(chance[1:], default=0.0) > MAX_STD else ""
+    return f"{answer}, probability {probability_text(*chance)}{unknown}"
 
 
 def choose_places(named: list[int] | None, numbers: Any, variances: Any) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from dataclasses import replace
@@ -14,13 +15,14 @@ from typer import Argument, Option
 
 from whence.cli import console
 from whence.cli.console import Output, figure, stop
-from whence.display import count, number, percent
+from whence.display import count, cut, number, percent
+from whence.errors import TargetError
 from whence.runtime.execution import Progress
-from whence.tabular.files import TextTable, read_table, write_csv
-from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
+from whence.tabular.columns import ExcludedColumn, detect_column
+from whence.tabular.files import TextTable, read_table, write_corrected, write_csv
+from whence.tabular.fitted import FittedTable, Prepared, fit_table, prepare, save_table
 from whence.tabular.labels import (
     apply_answers,
-    check_worklist,
     doubtful_rows,
     estimate_wrong,
     judge_labels,
@@ -30,7 +32,7 @@ from whence.tabular.labels import (
     write_items,
 )
 from whence.tabular.predictions import CHECK_INPUT, RowPredictions, affordable_rows, predict_rows
-from whence.tabular.target import Task
+from whence.tabular.target import Task, detect_target
 
 if TYPE_CHECKING:
     import pandas
@@ -43,6 +45,7 @@ ADVICE = {
     CHECK_INPUT: "its columns hold impossible values: correct the input",
 }
 SUSPECTS = 5
+CELL = 40  # characters of a cell in the list of columns
 TRACED, ALL_TRACED = 500, 2000  # predictions that a report traces to training rows; all of them up to the second number
 NOTES = 4  # notes on the file in a report; the others are only printed
 
@@ -59,7 +62,7 @@ def table(
     groups: Annotated[str | None, Option(help="Rows with the same value in this column are held out together.")] = None,
     out: console.Report = None,
     csv: Annotated[Path | None, Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
-    save: Annotated[Path | None, Option(help="Save the fit in this folder, for predict, explain and report.")] = None,
+    save: Annotated[Path | None, Option(help="Save the fit in this file, for predict, explain and report.")] = None,
     export: Annotated[
         Path | None,
         Option(help="Write labels to check and rows to label: .csv, or .json for Label Studio.", dir_okay=False),
@@ -93,7 +96,7 @@ def table(
 
     Examples:
     - `whence table houses.csv --target price`
-    - `whence table bank.csv -t y -x duration --save bank-fit` leaves a column out, and keeps the fit
+    - `whence table bank.csv -t y -x duration --save bank.whence` leaves a column out, and keeps the fit
     - `whence table big.parquet -t y --rows 20000 --json > result.json`
     - `whence table bank.csv -t y --export todo.csv` writes the labels to check
     - `whence table bank.csv -t y --import todo.csv` trains again with the answers in it, and compares
@@ -102,16 +105,16 @@ def table(
     stem = data.name.split(".")[0] or "table"
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
-    console.check_writable(report_path, csv_path, export, corrected, read=(data, answers))
-    check_worklist(export)
+    console.check_writable(report_path, csv_path, export, corrected, save, read=(data, answers))
+    if export is not None and export.suffix.lower() not in (".csv", ".json"):
+        stop(f"expected a file ending in .csv or .json for the work items, got {export}.")
     if corrected is not None and answers is None:
         stop("expected --import with the answers for --corrected, got none.")
-    if save is not None:
-        check_folder(save)
     output = Output(as_json)
     read = read_table(data, rows, delimiter=delimiter, seed=seed, progress=Progress(not quiet))
     if target is None:
-        stop(f"expected --target with the column to predict. Columns: {', '.join(map(repr, read.frame.columns))}.")
+        _list_columns(output, data, read)
+        return
     prepared = prepare(read.frame, target, task, ignore or (), groups, test=held_out, width=width, seed=seed)
     given, unanswered = (None, 0) if answers is None else read_answers(answers, prepared)
     if corrected is not None and len(read.frame) < read.total:
@@ -138,10 +141,11 @@ def table(
         words = "; ".join(_model_words(content["model"]))
         _write_report(report_path, prepared, fitted, data.name, f"Model: {words}.", content["notes"])
     if save is not None:
-        save_table(fitted, save, {"data": data.name, "model": content["model"], "scores": content["scores"]})
+        save_table(fitted, save)
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
     if corrected is not None:
-        write_csv(corrected, prepared.frame)
+        answered = sorted(content["import"]["changed"] + content["import"]["labelled"])
+        write_corrected(corrected, read, prepared.frame.loc[answered, target])
         content["files"]["corrected"] = corrected
     if export is not None:
         items = work_items(prepared, fitted, judged, export_rows)
@@ -151,6 +155,33 @@ def table(
     content["seconds"] = round(time.perf_counter() - began, 1)
     _print_fit(output, content)
     output.finish(content)
+
+
+def _list_columns(output: Output, data: Path, read: TextTable) -> None:
+    """Print what each column holds, whether it can be predicted, and the command to run next."""
+    notes, columns = list(read.notes), []
+    for name, cells in read.frame.items():
+        found = detect_column(cells, notes)
+        try:
+            classes = detect_target(cells, None, []).classes
+            predicted = count(len(classes), "class", "classes") if classes else "amounts"
+        except TargetError:
+            predicted = None
+        used = f"left out: {found.reason}" if isinstance(found, ExcludedColumn) else found.kind
+        example = next(iter(cells.dropna()), None)
+        columns.append([name, used, int(cells.isna().sum()), example, predicted])
+    likely = next((str(name) for name, *_, predicted in reversed(columns) if predicted), "COLUMN")
+    command = shlex.join(["whence", "table", str(data), "--target", likely])
+    output.fact("Data", f"{count(read.total, 'row')}, {count(len(columns), 'column')}")
+    output.notes(notes)
+    output.head("Columns: what each would be used as, and what it would be as the target")
+    shown = [[cut("-" if cell is None else str(cell), CELL) for cell in column] for column in columns]
+    output.rows(shown, ["column", "used as", "missing", "such as", "as the target"], right=(2,))
+    output.head("Name the column to predict, for example:")
+    output.say(command, indent=2)
+    keys = ("name", "used_as", "missing", "example", "as_target")
+    listed = [dict(zip(keys, column, strict=True)) for column in columns]
+    output.finish({"data": data, "rows": read.total, "columns": listed, "notes": notes, "next": command})
 
 
 def _rows_to_explain(prepared: Prepared, fitted: FittedTable, verdicts: Verdicts) -> Any:
@@ -166,28 +197,29 @@ def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str
     split = prepared.split
     test = prepared.frame.iloc[numpy.concatenate([split.test, split.unlabelled])]
     unlabelled = f", {len(split.unlabelled):,} of them without a label" if len(split.unlabelled) else ""
-    about = [
+    about = (
         f"{len(test):,} rows of {name} that the model was not trained on{unlabelled}. Rows are counted from 1, below "
-        f"the names of the columns. {model}",
-        *(f"Note: {note}." for note in notes[:NOTES]),
-    ]
-    if len(notes) > NOTES:
-        about.append(f"{len(notes) - NOTES} more notes on the file are in the output of the command.")
+        f"the names of the columns. {model}"
+    )
     traced = TRACED if len(test) > ALL_TRACED else len(test)
-    report_rows(path, fitted, test, about, prepared.frame.iloc[split.train], traced)
+    report_rows(path, fitted, test, about, notes, prepared.frame.iloc[split.train], traced)
 
 
 def report_rows(
     path: Path,
     fitted: FittedTable,
     rows: pandas.DataFrame,
-    about: list[str],
+    about: str,
+    notes: list[str],
     train: pandas.DataFrame | None = None,
     traced: int = TRACED,
 ) -> None:
     """Write the report on the rows of a table, with targets if some of them have one."""
     model, inputs, values = fitted.model, fitted.model.encode(rows), fitted.model.targets(rows)
     word = "row" if train is not None else "training row"
+    paragraphs = [about, *(f"Note: {note}." for note in notes[:NOTES])]
+    if len(notes) > NOTES:
+        paragraphs.append(f"{len(notes) - NOTES} more notes on the file are in the output of the command.")
     fitted.tracer.report(
         path,
         (inputs, torch.from_numpy(values)) if numpy.isfinite(values).any() else inputs,
@@ -195,7 +227,7 @@ def report_rows(
         ids=([f"row {row}" for row in rows.index], [f"{word} {row}" for row in fitted.rows]),
         title=f"{model.target.name}: how uncertain are predictions, and why?",
         names=list(model.target.classes) or [model.target.name],
-        about=about,
+        about=paragraphs,
         traced=traced,
         intervals=fitted.intervals,
         examples=fitted.training_examples(rows),
@@ -208,8 +240,8 @@ def _data_summary(read: TextTable, prepared: Prepared) -> dict[str, Any]:
     parts = {name: len(getattr(prepared.split, name)) for name in ("train", "test", "unlabelled")}
     return {
         "rows": {"file": read.total, "used": len(read.frame), **parts},
-        "target": {"name": model.target.name, "task": model.target.task, "classes": model.target.classes},
-        "columns": [{"name": one.name, "kind": one.kind, "words": one.description} for one in model.columns],
+        "target": {name: getattr(model.target, name) for name in ("name", "task", "classes", "style")},
+        "columns": [{"name": one.name, "kind": one.kind, "inputs": len(one.inputs)} for one in model.columns],
         "left_out": [{"name": one.name, "reason": one.reason} for one in model.excluded],
         "notes": [*read.notes, *prepared.notes],
     }
@@ -303,7 +335,7 @@ def _print_data(output: Output, content: dict[str, Any]) -> None:
     plural = {"number": "numbers", "category": "categories", "date": "dates"}
     listed = ", ".join(count(many, kind, plural[kind]) for kind, many in kinds.items())
     parts = f"{rows['train']:,} to train on, {rows['test']:,} held out"
-    parts += f", {rows['unlabelled']:,} without a label" if rows["unlabelled"] else ""
+    parts += f", {rows['unlabelled']:,} without a label, only predicted" if rows["unlabelled"] else ""
     output.fact("Data", f"{count(rows['used'], 'row')} ({parts}); columns used: {listed}")
     for excluded in content["left_out"]:
         output.fact("", f"left out {excluded['name']!r}: {excluded['reason']}")
@@ -354,6 +386,8 @@ def _print_labels(output: Output, content: dict[str, Any]) -> None:
         for one in content["suspects"]:
             if numbers:
                 others = f"{number(one['suggested'])} ± {number(one['suggested_std'], 2)}"
+                if content["target"]["style"] == "decimal comma":  # as in the file, beside its cells
+                    others = others.translate(str.maketrans(",.", ".,"))
                 lines.append([one["row"], one["label"], others, f"{one['suspicion']:.1f}"])
             else:
                 others = f"{one['suggested']} ({percent(one['suggested_probability'])})"

@@ -151,8 +151,8 @@ class Explanation(Shown):
 
     def reason(self, number: int) -> str:
         """The two numbers behind one verdict, in words."""
-        around = f"targets of examples like this one vary by {float(self.noise[number]):.3g}"
-        limit, further = f"{self.noise_limit:.3g}", ""
+        noise, limit = numbers([float(self.noise[number]), self.noise_limit])
+        around, further = f"targets of examples like this one vary by {noise}", ""
         if self.classes:
             differ = percent(float(self.disagreement[number]))
             around = f"two labels of examples like this one differ in {differ} of all pairs"

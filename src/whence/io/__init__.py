@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from whence.io.fit import restore, save
+from whence.io.fit import read_attached, restore, save
 
-__all__ = ["restore", "save"]
+__all__ = ["read_attached", "restore", "save"]

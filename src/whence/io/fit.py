@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -44,8 +44,11 @@ FIELDS = ("loo", "adjusted", "step", "sigma", "noise_scale", "hc1_factor", "held
 COMPARED = 5  # first training batches, whose outputs are compared with the fit's
 
 
-def save(fitted: Fitted, path: Path) -> None:
-    """Write a fit to a file; see `Tracer.save`."""
+ATTACHED = "attached"
+
+
+def save(fitted: Fitted, path: Path, about: Any = None, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Write a fit to a file; see `Tracer.save`. `read_attached` gives `about`, which JSON can hold, and `tensors`."""
     problem, bread, model = fitted.problem, fitted.bread, fitted.problem.network.model
     batches, likelihood, writer = problem.batches, problem.likelihood, Writer()
     with using_model(fitted):
@@ -66,7 +69,18 @@ def save(fitted: Fitted, path: Path) -> None:
     }
     written = {name: writer.write(part, name) for name, part in parts.items()}
     versions = {"whence": __version__, "torch": torch.__version__}
-    write_file(path, {**versions, "model": described, **written}, writer.tensors)
+    attached = {f"{ATTACHED}.{name}": tensor for name, tensor in (tensors or {}).items()}
+    if about is not None:
+        written[ATTACHED] = about
+    write_file(path, {**versions, "model": described, **written}, writer.tensors | attached)
+
+
+def read_attached(path: Path) -> tuple[Any, dict[str, Tensor]]:
+    """What was saved beside a fit, and its tensors; `None` and no tensors if there is nothing."""
+    with opened(path) as saved:
+        names = [name for name in saved.names if name.startswith(f"{ATTACHED}.")]
+        tensors = {name.removeprefix(f"{ATTACHED}."): saved.tensor(name) for name in names}
+        return saved.manifest.get(ATTACHED), tensors
 
 
 def restore(
@@ -96,7 +110,7 @@ def restore(
                 loss = _likelihood(reader, likelihood)
                 batches = _batches(reader, loader, Progress(progress), loss)
                 parts = _parts(reader, network, batches, loss, limit)
-                unknown = sorted(saved.names - saved.read)
+                unknown = sorted(one for one in saved.names - saved.read if not one.startswith(f"{ATTACHED}."))
                 if unknown:
                     raise damaged(saved.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
             if loader is not None:

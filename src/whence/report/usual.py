@@ -41,12 +41,14 @@ class UsualValues:
 
     numbers: Mapping[str, NDArray[np.float64]]  # sorted values of columns with more than two different numbers
     counts: Mapping[str, Counter[str]] = field(default_factory=dict)  # how often each text occurs in the other columns
+    complete: frozenset[str] = frozenset()  # columns of numbers and dates in which every training row has a value
 
     @classmethod
     def of(cls, train: pandas.DataFrame) -> UsualValues:
         """From the training rows."""
         numbers: dict[str, NDArray[np.float64]] = {}
         counts: dict[str, Counter[str]] = {}
+        complete = set()
         for name, column in train.items():
             values = numbers_of(column)
             if values is not None:
@@ -54,7 +56,9 @@ class UsualValues:
                 numbers |= {str(name): known} if len(np.unique(known)) > 2 else {}
             elif column.dtype.kind != "M":
                 counts[str(name)] = Counter(map(cell_text, column))
-        return cls(numbers, counts)
+            if str(name) not in counts and not column.isna().any():
+                complete.add(str(name))
+        return cls(numbers, counts, frozenset(complete))
 
     def standing_out(self, frame: pandas.DataFrame) -> list[tuple[list[tuple[int, str]], list[int]]]:
         """For each row the columns in which it is unusual, with the reason, and those to show first; rarest first."""
@@ -88,7 +92,21 @@ class UsualValues:
         return f"{'smaller' if low else 'larger'} than every training value"
 
     def impossible(self, frame: pandas.DataFrame) -> list[str]:
-        """Why each row is an impossible input, or "": a number far from the training values, or no value at all."""
+        """Why each row is an impossible input, or "".
+
+        A number is far from the training values, or a value is missing that every training row has, or all are.
+        """
+        reasons = self.far(frame)
+        lacking = frame.isna()
+        for name in frame.columns.intersection(list(self.complete)):
+            for row in np.flatnonzero(lacking[name]):
+                reasons[row] = reasons[row] or f"{name} has no value that can be read; every training row has one"
+        for row in np.flatnonzero(lacking.all(axis=1)):
+            reasons[row] = "no value in any column"
+        return reasons
+
+    def far(self, frame: pandas.DataFrame) -> list[str]:
+        """Which number of each row is far from the training values of its column, or ""."""
         reasons = [""] * len(frame)
         for name, column in frame.items():
             known, found = self.numbers.get(str(name), np.empty(0)), numbers_of(column)
@@ -98,8 +116,6 @@ class UsualValues:
             low, high = known[edge], known[-1 - edge]
             for row in np.flatnonzero((found < low) | (found > high)):
                 reasons[row] = reasons[row] or _far(str(name), float(found[row]), known, low, high)
-        for row in np.flatnonzero(frame.isna().all(axis=1).to_numpy()):
-            reasons[row] = "no value in any column"
         return reasons
 
 

@@ -32,7 +32,7 @@ class Trees:
     feature: NDArray[numpy.int64]  # (nodes,) input that a node tests
     threshold: NDArray[numpy.float64]  # (nodes,) values up to this go left, unless the input is a category
     subset: NDArray[numpy.int64]  # (nodes,) row of `subsets` for a node that tests a category, -1 for other nodes
-    subsets: NDArray[numpy.bool_]  # (subsets, categories) which categories go left
+    subsets: NDArray[numpy.int32]  # (subsets, categories) one for categories that go left, zero for others
     left: NDArray[numpy.int64]  # (nodes,) the next node on the left; a leaf points to itself
     right: NDArray[numpy.int64]  # (nodes,) the same on the right
     values: NDArray[numpy.float64]  # (nodes,) value of a leaf
@@ -57,7 +57,7 @@ class Trees:
         while True:
             value, subset = numpy.take_along_axis(rows, self.feature[nodes], axis=1), self.subset[nodes]
             goes_left, category = value <= self.threshold[nodes], subset >= 0
-            goes_left[category] = self.subsets[subset[category], value[category].astype(numpy.int64)]
+            goes_left[category] = self.subsets[subset[category], value[category].astype(numpy.int64)] > 0
             further = numpy.where(goes_left, self.left[nodes], self.right[nodes])
             if numpy.array_equal(further, nodes):
                 return nodes
@@ -89,7 +89,7 @@ def read_trees(model: Any) -> Trees:
         feature=numpy.where(is_leaf, 0, nodes["feature_idx"]).astype(numpy.int64),
         threshold=nodes["num_threshold"].astype(numpy.float64),
         subset=numpy.where(nodes["is_categorical"].astype(bool), subset, -1).astype(numpy.int64),
-        subsets=numpy.unpackbits(words.view(numpy.uint8), axis=1, bitorder="little").astype(bool),
+        subsets=numpy.unpackbits(words.view(numpy.uint8), axis=1, bitorder="little").astype(numpy.int32),
         left=numpy.where(is_leaf, own, first + nodes["left"]).astype(numpy.int64),
         right=numpy.where(is_leaf, own, first + nodes["right"]).astype(numpy.int64),
         values=numpy.where(is_leaf, nodes["value"], 0.0).astype(numpy.float64),

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 # Spellings of numbers: the cells to which each applies, and what is replaced there. 1234.5 is read in all of them.
 # With decimal commas 1.234 is 1234.
-STYLES: dict[str, tuple[str, dict[str, str]]] = {
+STYLES: dict[str, tuple[str, dict[int, int | None]]] = {
     "decimal point": (r"(?!)", {}),
-    "thousands separator": (r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", {",": ""}),
-    "decimal comma": (r"[+-]?([1-9]\d{0,2}(\.\d{3})+(,\d*)?|\d+,\d*)", {".": "", ",": "."}),
+    "thousands separator": (r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", {ord(","): None}),
+    "decimal comma": (r"[+-]?([1-9]\d{0,2}(\.\d{3})+(,\d*)?|\d+,\d*)", {ord("."): None, ord(","): ord(".")}),
 }
 LARGEST = 1e100  # numbers beyond this count as text: their squares could not be computed
 DAYS = ("%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d.%m.%Y", "%d-%m-%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y")
@@ -44,6 +44,17 @@ SUBJECT = re.compile(  # names of subjects that several rows may be about
 FEWEST_IDS = 10  # different values of an id that repeats: a column with fewer is a category
 
 
+def read_numbers(cells: pandas.Series, style: str) -> Any:
+    """(m,) numbers of any size, with NaN for cells that are not numbers in this spelling."""
+    import pandas  # an extra: only tables need it
+
+    pattern, replacements = STYLES[style]
+    bare = cells.str.strip("$€£% ")
+    if replacements:
+        bare = bare.mask(bare.str.fullmatch(pattern, na=False), bare.str.translate(replacements))
+    return pandas.to_numeric(bare, errors="coerce").to_numpy(dtype=numpy.float64)
+
+
 def parse_numbers(cells: pandas.Series, style: str) -> Any:
     """(m,) numbers, with NaN for cells that are not numbers in this spelling. Currency and percent signs are ignored.
 
@@ -54,16 +65,7 @@ def parse_numbers(cells: pandas.Series, style: str) -> Any:
         >>> parse_numbers(pandas.Series(["1.234,5", "3,5", "1.234"]), "decimal comma").tolist()
         [1234.5, 3.5, 1234.0]
     """
-    import pandas  # an extra: only tables need it
-
-    pattern, replacements = STYLES[style]
-    bare = cells.str.strip("$€£% ")
-    changed = bare
-    for old, new in replacements.items():
-        changed = changed.str.replace(old, new, regex=False)
-    if replacements:
-        bare = bare.mask(bare.str.fullmatch(pattern, na=False), changed)
-    values = pandas.to_numeric(bare, errors="coerce").to_numpy(dtype=numpy.float64)
+    values = read_numbers(cells, style)
     return numpy.where(numpy.abs(values) <= LARGEST, values, numpy.nan)
 
 
@@ -156,11 +158,6 @@ class Numeric:
         waves = [f"{self.name} {wave} {period:g} days" for period in self.cycles for wave in ("sin", "cos")]
         return [self.name, *waves, *([f"{self.name} {MISSING_CATEGORY}"] if self.gaps else [])]
 
-    @property
-    def description(self) -> str:
-        """What the column holds, in words."""
-        return f"{self.kind}, {self.format}" + ", heavy-tailed" * self.scale.compressed + ", with gaps" * self.gaps
-
     def parse(self, cells: pandas.Series) -> Any:
         """(m,) numbers, or days since 1970; NaN for missing ones."""
         return (parse_numbers if self.kind == "number" else parse_dates)(cells, self.format)
@@ -178,12 +175,13 @@ class Numeric:
         return numpy.isnan(self.parse(cells)) & cells.notna().to_numpy()
 
     def display(self, cells: pandas.Series) -> Any:
-        """Numbers, as integers if all of them are whole; or dates."""
-        values = self.parse(cells)
+        """Numbers, as integers if all of them are whole, and those that are too large as they are; or dates."""
         if self.kind == "date":
+            values = self.parse(cells)
             seconds = (numpy.nan_to_num(values) * 86_400).round().astype("datetime64[s]")
             return numpy.where(numpy.isnan(values), numpy.datetime64("NaT", "s"), seconds)
-        whole = (values % 1 == 0).all() and numpy.abs(values).max(initial=0) < 2**53
+        values = read_numbers(cells, self.format)
+        whole = (numpy.abs(values) < 2**53).all() and not (values % 1).any()
         return values.astype(numpy.int64) if whole else values
 
 
@@ -200,11 +198,6 @@ class Category:
     def inputs(self) -> list[str]:
         """Names of the inputs."""
         return [f"{self.name} = {level}" for level in self.levels] + [f"{self.name} = {OTHER}"] * self.other
-
-    @property
-    def description(self) -> str:
-        """What the column holds, in words."""
-        return f"{len(self.levels)} categories" + " and others" * self.other
 
     def encode(self, cells: pandas.Series, codes: bool = False) -> Any:
         """(m, inputs) indicators, or (m, 1) numbers of the categories if `codes`.

@@ -7,11 +7,12 @@ import codecs
 import csv
 import gzip
 import lzma
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 import torch
@@ -40,7 +41,19 @@ class TextTable:
 
     frame: pandas.DataFrame  # cells as `as_text` gives them; the index numbers the rows of the file from 1
     total: int  # number of rows in the file
-    notes: tuple[str, ...] = ()  # what was guessed, and whether rows were drawn
+    notes: tuple[str, ...]  # what was guessed, and whether rows were drawn
+    path: Path
+    encoding: str
+    delimiter: str | None  # of a CSV file; `None` for parquet
+
+
+class OpenFile(NamedTuple):
+    """A file that is read in chunks."""
+
+    chunks: Iterator[pandas.DataFrame]
+    about: float  # how many rows there are, about
+    encoding: str = "utf-8"
+    delimiter: str | None = None
 
 
 def as_text(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -61,6 +74,54 @@ def write_csv(path: Path, frame: pandas.DataFrame) -> None:
         frame.to_csv(file, index=False, float_format="%.6g")
 
 
+def write_corrected(path: Path, table: TextTable, cells: pandas.Series) -> None:
+    """Write the file again with other cells in one column, by the number of the row; all else stays byte by byte.
+
+    A parquet file is written as CSV.
+    """
+    name, delimiter = str(cells.name), table.delimiter
+    if delimiter is None:
+        write_csv(path, table.frame.assign(**{name: cells.combine_first(table.frame[name])}))
+        return
+    with OPENERS.get(table.path.suffix.lower(), open)(table.path, "rb") as file:
+        text = file.read().decode(table.encoding)  # a byte order mark stays in the text
+    place, pieces, end, replaced = table.frame.columns.get_loc(name), [], 0, dict[int, str]()
+    for row, record in enumerate(_records(text, delimiter)):
+        if row in cells.index:  # row 0 has the names of the columns
+            start, stop = record[place]
+            cell, before = cells[row], text[start:stop].strip()
+            quoted = before.startswith('"')
+            replaced[row] = before[1:-1].replace('""', '"') if quoted else before
+            if quoted or delimiter in cell or '"' in cell:
+                cell = '"' + cell.replace('"', '""') + '"'
+            pieces += [text[end:start], cell]
+            end = stop
+    if not as_text(cells.to_frame().assign(**{name: cells.index.map(replaced)})).equals(
+        table.frame.loc[cells.index, [name]]
+    ):
+        raise InputError(f"expected quotes around cells of {name!r} only at their ends, got others in {table.path}.")
+    with replacing(path) as part, OPENERS.get(path.suffix.lower(), open)(part, "wb") as file:
+        file.write("".join([*pieces, text[end:]]).encode(table.encoding))
+
+
+def _records(text: str, delimiter: str) -> Iterator[list[tuple[int, int]]]:
+    r"""Where the cells of each line begin and end, with quotes as pandas reads them; empty lines are skipped.
+
+    Examples:
+        >>> list(_records('a;b\n"1;2"; 3\n', ";"))
+        [[(0, 1), (2, 3)], [(4, 9), (10, 12)]]
+    """
+    mark = re.escape(delimiter)
+    cell = re.compile(rf' *(?:"(?:[^"]|"")*")?[^{mark}\r\n]*({mark}|\r\n|\r|\n|\Z)')
+    record = []
+    for found in cell.finditer(text, text.startswith("\ufeff")):
+        record.append((found.start(), found.start(1)))
+        if found[1] != delimiter:
+            if len(record) > 1 or text[slice(*record[0])].strip():
+                yield record
+            record = []
+
+
 def read_table(
     path: Path, rows: int, *, delimiter: str | None = None, seed: int = 0, progress: Progress | None = None
 ) -> TextTable:
@@ -76,23 +137,14 @@ def read_table(
         raise InputError(f"expected a CSV or parquet file, got {path}, which {what}.")
     notes: list[str] = []
     try:
-        chunks, about = _parquet_chunks(path) if ".parquet" in path.suffixes else _csv_chunks(path, delimiter, notes)
-        pieces = (progress or Progress(enabled=False)).track(chunks, "reading, piece", max(1, round(about / CHUNK)))
-        frame, total = _draw_rows(pieces, rows, about, numpy.random.default_rng(seed))
+        file = _open_parquet(path) if ".parquet" in path.suffixes else _open_csv(path, delimiter)
+        amount = max(1, round(file.about / CHUNK))
+        pieces = (progress or Progress(enabled=False)).track(file.chunks, "reading, piece", amount)
+        frame, total = _draw_rows(pieces, rows, file.about, numpy.random.default_rng(seed))
     except WhenceError:
         raise
     except (ValueError, OSError, EOFError, lzma.LZMAError, pandas.errors.ParserWarning) as error:
-        advice = ""
-        if isinstance(error, pandas.errors.ParserError | pandas.errors.ParserWarning):
-            advice = " Put quotes around cells that contain the delimiter, or pass another --delimiter."
-        elif isinstance(error, UnicodeDecodeError):
-            advice = " Convert it to UTF-8, for example: iconv -f WINDOWS-1252 -t UTF-8."
-        if isinstance(error, pandas.errors.EmptyDataError):
-            raise InputError(f"expected a CSV or parquet file, got {path}, which is empty.") from error
-        reason = str(error).strip().rstrip(".")
-        raise InputError(
-            f"expected a CSV or parquet file, got {path}, which cannot be read: {reason}.{advice}"
-        ) from error
+        raise _unreadable(path, error) from error
     if not total:
         raise InputError(f"expected rows below the names of the columns, got none in {path}.")
     if pandas.to_numeric(pandas.Series(frame.columns), errors="coerce").notna().all():
@@ -100,9 +152,26 @@ def read_table(
             f"expected a first line with the names of the columns in {path.name}, got numbers: "
             f"{', '.join(frame.columns[:6])}. Add a line of names at the top."
         )
+    if file.encoding == "cp1252":
+        notes.append("the text is not UTF-8; it was read as Windows-1252")
     if len(frame) < total:
         notes.append(f"{len(frame):,} of {total:,} rows were drawn at random (--rows 0 takes all)")
-    return TextTable(as_text(frame), total, tuple(notes))
+    return TextTable(as_text(frame), total, tuple(notes), path, file.encoding, file.delimiter)
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    """The error for a file that cannot be read, with what to do about it."""
+    import pandas  # an extra: only tables need it
+
+    if isinstance(error, pandas.errors.EmptyDataError):
+        return InputError(f"expected a CSV or parquet file, got {path}, which is empty.")
+    advice = ""
+    if isinstance(error, pandas.errors.ParserError | pandas.errors.ParserWarning):
+        advice = " Put quotes around cells that contain the delimiter, or pass another --delimiter."
+    elif isinstance(error, UnicodeDecodeError):
+        advice = " Convert it to UTF-8, for example: iconv -f WINDOWS-1252 -t UTF-8."
+    reason = str(error).strip().rstrip(".")
+    return InputError(f"expected a CSV or parquet file, got {path}, which cannot be read: {reason}.{advice}")
 
 
 def _draw_rows(
@@ -126,27 +195,18 @@ def _draw_rows(
         keys = numpy.concatenate([keys, generator.random(len(chunk))])
         total += len(chunk)
         if rows and len(keys) > 2 * rows:
-            kept, keys = _smallest(kept, keys, rows)
-    if rows and len(keys) > rows:
-        kept, keys = _smallest(kept, keys, rows)
-    return pandas.concat(kept) if kept else pandas.DataFrame(), total
+            stay = numpy.sort(numpy.argpartition(keys, rows - 1)[:rows])
+            kept, keys = [pandas.concat(kept).iloc[stay]], keys[stay]
+    frame = pandas.concat(kept) if kept else pandas.DataFrame()
+    return frame.iloc[numpy.sort(numpy.argsort(keys)[: rows or None])], total
 
 
-def _smallest(frames: list[pandas.DataFrame], keys: Any, rows: int) -> tuple[list[pandas.DataFrame], Any]:
-    import pandas  # an extra: only tables need it
-
-    stay = numpy.sort(numpy.argpartition(keys, rows - 1)[:rows])
-    return [pandas.concat(frames).iloc[stay]], keys[stay]
-
-
-def _csv_chunks(path: Path, delimiter: str | None, notes: list[str]) -> tuple[Iterator[pandas.DataFrame], float]:
-    """Chunks of a CSV file, and about how many rows there are. Its encoding and delimiter are guessed."""
+def _open_csv(path: Path, delimiter: str | None) -> OpenFile:
+    """A CSV file, whose encoding and delimiter are guessed."""
     opener = OPENERS.get(path.suffix.lower(), open)
     with opener(path, "rb") as file:
         sample: bytes = file.read(SAMPLE)
     encoding, text = _decode(sample, path)
-    if encoding == "cp1252":
-        notes.append("the text is not UTF-8; it was read as Windows-1252")
     lines = [line for line in text.splitlines() if line.strip()]
     mark = _guess_delimiter(lines[:50]) if delimiter is None else delimiter.replace("\\t", "\t")
     if len(mark) != 1 or not mark.isascii():
@@ -166,20 +226,22 @@ def _csv_chunks(path: Path, delimiter: str | None, notes: list[str]) -> tuple[It
                     return
                 yield chunk
 
-    return chunks(), size * len(lines) / max(1, len(sample))
+    return OpenFile(chunks(), size * len(lines) / max(1, len(sample)), encoding, mark)
 
 
 def _decode(sample: bytes, path: Path) -> tuple[str, str]:
     """The encoding, and the sample as text."""
-    if sample[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        return "utf-16", sample.decode("utf-16", errors="ignore")
+    for encoding, mark in {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}.items():
+        if sample.startswith(mark):
+            return encoding, sample.decode(encoding, errors="ignore").removeprefix("\ufeff")
     if b"\0" in sample:
         raise InputError(
             f"expected CSV, or parquet with a name that ends in .parquet, got another kind of file: {path}. Save a "
             "workbook as CSV."
         )
     try:
-        return "utf-8-sig", codecs.getincrementaldecoder("utf-8-sig")().decode(sample)  # the end may be cut off
+        # the end may be cut off
+        return "utf-8", codecs.getincrementaldecoder("utf-8")().decode(sample).removeprefix("\ufeff")
     except UnicodeDecodeError:
         return "cp1252", sample.decode("cp1252", errors="replace")
 
@@ -194,8 +256,8 @@ def _guess_delimiter(lines: list[str]) -> str:
     return max(DELIMITERS, key=cells)
 
 
-def _parquet_chunks(path: Path) -> tuple[Iterator[pandas.DataFrame], float]:
-    """Chunks of a parquet file, and how many rows there are."""
+def _open_parquet(path: Path) -> OpenFile:
+    """A parquet file."""
     try:
         from pyarrow import parquet  # an extra: only parquet files need it
     except ModuleNotFoundError as error:
@@ -203,4 +265,4 @@ def _parquet_chunks(path: Path) -> tuple[Iterator[pandas.DataFrame], float]:
         raise ModuleNotFoundError(words, name="pyarrow") from error
     file = parquet.ParquetFile(path)
     batches = file.iter_batches(batch_size=CHUNK)
-    return (batch.to_pandas(integer_object_nulls=True) for batch in batches), float(file.metadata.num_rows)
+    return OpenFile((batch.to_pandas(integer_object_nulls=True) for batch in batches), float(file.metadata.num_rows))

@@ -1,29 +1,25 @@
-"""From a table to a fitted model: columns to use, split of the rows, training, the fit, and saving all in a folder."""
+"""From a table to a fitted model: columns to use, split of the rows, training, the fit, and saving it."""
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from whence import Tracer, __version__, fit, load, ridge_from_weight_decay
+from whence import Tracer, fit, load, ridge_from_weight_decay
 from whence.display import listing
-from whence.errors import CorruptArtifactError, InputError, did_you_mean
+from whence.errors import InputError, did_you_mean
 from whence.influence import Explanation
 from whence.influence.intervals import Intervals
+from whence.io import read_attached, save
 from whence.report.usual import UsualValues, frame_of
 from whence.runtime.execution import Progress
+from whence.runtime.files import fitting_together
 from whence.runtime.model_state import one_thread
 from whence.tabular.boosting import Trees, grow
 from whence.tabular.columns import (
@@ -42,8 +38,6 @@ from whence.tabular.target import RowSplit, Target, Task, detect_target, find_co
 if TYPE_CHECKING:
     import pandas
 
-FORMAT, VERSION = "whence table", 6
-DESCRIPTION, ARRAYS, FIT = "table.json", "table.safetensors", "fit.whence"
 Learner = Literal["network", "trees"]
 
 LARGE_MEAN = 1e4  # standard deviations of the target: with a larger mean, few of the digits shown carry information
@@ -67,6 +61,11 @@ class TableModel:
         """Names of the model's inputs."""
         return [name for column in self.columns for name in column.inputs]
 
+    @property
+    def complete(self) -> frozenset[str]:
+        """Columns of numbers and dates in which every training row has a value."""
+        return frozenset(column.name for column in self.columns if column.kind != "category" and not column.gaps)
+
     def network(self) -> nn.Sequential:
         """The network, without its weights."""
         return build_network(len(self.inputs), self.width, self.target)
@@ -86,15 +85,20 @@ class TableModel:
         return torch.from_numpy(numpy.concatenate(encoded, axis=1).astype(numpy.float32))
 
     def unrecognized(self, frame: pandas.DataFrame) -> list[str]:
-        """Values that were never in a column in training, in words."""
+        """Values that were never in a column in training, in words; and targets that cannot be read."""
+        odd = {column.name: column.unrecognized(frame[column.name]) for column in self.columns}
+        kinds = {column.name: column.kind for column in self.columns}
+        if self.target.name in frame.columns:
+            cells = frame[self.target.name]
+            odd[self.target.name] = numpy.isnan(self.target.parse(cells)) & cells.notna().to_numpy()
+            kinds[self.target.name] = "category" if self.target.classes else "number"
         notes = []
-        for column in self.columns:
-            odd = frame[column.name][column.unrecognized(frame[column.name])]
-            what = "a category that was not in the training data"
-            what = what if column.kind == "category" else f"text that is not a {column.kind}"
-            if len(odd):
-                rows = f"{len(odd)} of {len(frame)} rows"
-                notes.append(f"{column.name!r} holds {what} in {rows}, such as {examples(odd)}")
+        for name, which in odd.items():
+            if which.any():
+                what = "a category that was not in the training data"
+                what = what if kinds[name] == "category" else f"text that is not a {kinds[name]}"
+                rows = f"{which.sum()} of {len(frame)} rows"
+                notes.append(f"{name!r} holds {what} in {rows}, such as {examples(frame[name][which])}")
         return notes
 
     def shown(self, frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -154,11 +158,16 @@ class FittedTable:
     settings: dict[str, Any] | None = None  # of the training; `None` if the fit was loaded
     validation: dict[Learner, float] | None = None  # errors of all models tried: RMSE or log loss
 
-    def impossible(self, frame: pandas.DataFrame) -> list[str]:
-        """For each row why its input cannot be right, given the usual values of the training rows; or ""."""
+    def impossible(self, frame: pandas.DataFrame, targets: bool = False) -> list[str]:
+        """For each row why its input, or its target, cannot be right, given those of the training rows; or ""."""
         reasons = self.usual.impossible(self.model.shown(frame))
-        empty = frame[[column.name for column in self.model.columns]].isna().all(axis=1)
-        return ["no value in any column" if none else reason for none, reason in zip(empty, reasons, strict=True)]
+        for row in numpy.flatnonzero(frame[[column.name for column in self.model.columns]].isna().all(axis=1)):
+            reasons[row] = "no value in any column"
+        name = self.model.target.name
+        if targets and self.intervals is not None:
+            far = UsualValues({name: numpy.sort(self.values)}).far(frame_of({name: self.model.targets(frame)}))
+            reasons = [reason or other for reason, other in zip(reasons, far, strict=True)]
+        return reasons
 
     def batches(self, frame: pandas.DataFrame) -> Any:
         """The rows of a table as input of the tracer."""
@@ -210,8 +219,6 @@ def prepare(
     values = detected.parse(frame[target])
     split = split_rows(values, detected, test, seed, None if groups is None else frame[groups])
     rows = frame.iloc[split.train]
-    if len(split.unlabelled):
-        notes.append(f"rows without a value of {target!r}: {len(split.unlabelled):,}; predicted, but not trained on")
     if detected.task == "regression":
         mean, std = float(values[split.train].mean()), float(values[split.train].std()) or 1.0
         detected = replace(detected, shift=mean, scale=std)
@@ -283,7 +290,7 @@ def fit_table(
         values=values,
         rows=rows.index.to_numpy(copy=True),
         intervals=intervals,
-        usual=UsualValues.of(model.shown(rows)),
+        usual=replace(UsualValues.of(model.shown(rows)), complete=model.complete),
         settings=best.settings,
         validation=dict(zip(learners, losses, strict=True)),
     )
@@ -344,42 +351,37 @@ def ridge(target: Target, weight_decay: float, rows: int) -> float:
     return ridge_from_weight_decay(weight_decay, n=rows) * target.scale**2
 
 
-def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None:
-    """Write a fitted table to a folder atomically, without pickles or anything that is ever run.
+def save_table(fitted: FittedTable, path: Path) -> None:
+    """Write a fitted table to one file, without pickles or anything that is ever run.
 
-    `table.json` holds columns, target and `about`, which says how the model was trained. `table.safetensors` holds the
-    weights of a network, or the nodes of trees; the encoded training rows, which verdicts need; the sorted values of
-    each column of numbers, which define what is usual; and the calibration of intervals. `fit.whence` holds the fit.
+    Beside the fit it holds columns and target; the weights of a network, or the nodes of trees; the encoded training
+    rows, which verdicts need; the sorted values of each column of numbers, which define what is usual; and the
+    calibration of intervals.
     """
-    predictor, usual, intervals, held_out = fitted.predictor, fitted.usual, fitted.intervals, fitted.tracer.held_out
+    predictor, intervals = fitted.predictor, fitted.intervals
     parts: dict[str, Mapping[str, Any]] = {
         "predictor": vars(predictor) if isinstance(predictor, Trees) else predictor.state_dict(),
-        "training": {"inputs": fitted.inputs, "values": fitted.values, "rows": fitted.rows, "held_out": held_out},
-        "usual": usual.numbers,
+        "training": {"inputs": fitted.inputs, "values": fitted.values, "rows": fitted.rows},
+        "usual": fitted.usual.numbers,
         "intervals": {} if intervals is None else vars(intervals),
     }
-    arrays = {
-        f"{part}.{name}": torch.as_tensor(value, device="cpu").contiguous()
+    tensors = {
+        f"{part}.{name}": torch.as_tensor(value, device="cpu")
         for part, named in parts.items()
         for name, value in named.items()
-        if value is not None
     }
-    description = {"format": FORMAT, "version": VERSION, "whence": __version__, **asdict(fitted.model), "about": about}
-    with replacing_folder(folder) as new:
-        (new / DESCRIPTION).write_text(json.dumps(description, indent=1), encoding="utf-8")
-        save_file(arrays, new / ARRAYS)
-        fitted.tracer.save(new / FIT)
+    save(fitted.tracer, path, {"table": asdict(fitted.model)}, tensors)
 
 
-def load_table(folder: Path, progress: bool) -> FittedTable:
+def load_table(path: Path, progress: bool) -> FittedTable:
     """Read what `save_table` wrote."""
-    description = read_description(folder)
-    try:
-        model = TableModel.from_json(description)
-        parts: dict[str, dict[str, Tensor]] = {}
-        for name, array in load_file(folder / ARRAYS).items():
+    about, tensors = read_attached(path)
+    parts: dict[str, dict[str, Tensor]] = {part: {} for part in ("predictor", "training", "usual", "intervals")}
+    with fitting_together(repr(str(path))):
+        model = TableModel.from_json(about["table"])
+        for name, tensor in tensors.items():
             part, _, name = name.partition(".")
-            parts.setdefault(part, {})[name] = array
+            parts[part][name] = tensor
         predictor: nn.Module | Trees
         if model.learner == "trees":
             predictor = Trees(**{name: nodes.numpy() for name, nodes in parts["predictor"].items()})
@@ -388,53 +390,6 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
             predictor.load_state_dict(parts["predictor"])
         inputs, values, rows = (parts["training"][name] for name in ("inputs", "values", "rows"))
         intervals = Intervals(**parts["intervals"]) if model.target.task == "regression" else None
-        usual = UsualValues({name: one.numpy() for name, one in parts.get("usual", {}).items()})
-    except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CorruptArtifactError(
-            f"expected a table saved by `whence table --save` in {folder}, got damaged files: {reason}. Save it again."
-        ) from error
-    tracer = load(folder / FIT, *model.fitted_with(predictor, inputs, values.numpy()), progress=progress)
-    tracer = replace(tracer, held_out=parts["training"].get("held_out"))
+        usual = UsualValues({name: one.numpy() for name, one in parts["usual"].items()}, complete=model.complete)
+    tracer = load(path, *model.fitted_with(predictor, inputs, values.numpy()), progress=progress)
     return FittedTable(model, predictor, tracer, inputs, values.numpy(), rows.numpy(), intervals, usual)
-
-
-def read_description(
-    folder: Path, name: str = DESCRIPTION, expected: tuple[str, int] = (FORMAT, VERSION)
-) -> dict[str, Any]:
-    """The description in a saved folder, of the expected format and version."""
-    path = folder / name
-    if not path.is_file():
-        raise InputError(f"expected a folder written by `whence table --save`, got {folder}, which has no {path.name}.")
-    try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        kind = description["format"], description["version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptArtifactError(f"expected the description of a saved fit, got damaged JSON: {path}.") from error
-    if kind != expected:
-        raise CorruptArtifactError(
-            f"expected {expected[0]!r} of version {expected[1]} in {path}, got {kind[0]!r} of version {kind[1]!r}. It "
-            f"may come from another version of whence; this is {__version__}."
-        )
-    return description
-
-
-@contextmanager
-def replacing_folder(folder: Path, name: str = DESCRIPTION) -> Iterator[Path]:
-    """A folder to write to, which replaces another once it is complete, and is removed on an error."""
-    check_folder(folder, name)
-    with tempfile.TemporaryDirectory(prefix=".whence-", suffix=".part", dir=folder.absolute().parent) as scratch:
-        new = Path(scratch, "new")
-        new.mkdir()
-        yield new
-        if folder.exists():
-            os.replace(folder, Path(scratch, "old"))
-        os.replace(new, folder)
-
-
-def check_folder(folder: Path, name: str = DESCRIPTION) -> None:
-    """Raise if saving would fail, or would overwrite something else than a folder with the description `name`."""
-    if not folder.absolute().parent.is_dir():
-        raise InputError(f"expected a folder that exists to save in, got {folder.parent}. Make it first.")
-    if folder.exists() and not (folder / name).is_file() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise InputError(f"expected a new folder to save to, got {folder}, which contains other files. Choose another.")

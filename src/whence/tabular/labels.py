@@ -12,6 +12,7 @@ import numpy
 from whence.display import listing
 from whence.errors import InputError, did_you_mean
 from whence.influence.training import WrongLabels, wrong_labels
+from whence.report.usual import frame_of
 from whence.runtime.files import replacing
 from whence.tabular.files import read_table, write_csv
 from whence.tabular.fitted import FittedTable, Prepared
@@ -36,8 +37,6 @@ def judge_labels(predictions: RowPredictions, train: Any) -> pandas.DataFrame:
     or the standard deviation of an observation around a number; `suspicion` and `rank`, which orders ties of it;
     `contradicted`; and `counted`, whether the label is used to estimate the share of wrong ones.
     """
-    import pandas  # an extra: only tables need it
-
     target, tracer = predictions.fitted.model.target, predictions.fitted.tracer
     labels, chances, uncertainty = predictions.values, predictions.probabilities, predictions.uncertainty
     if target.classes:
@@ -47,8 +46,8 @@ def judge_labels(predictions: RowPredictions, train: Any) -> pandas.DataFrame:
         suggested = uncertainty.mean[:, 0].numpy()
         sure = (uncertainty.laplace[:, 0] + tracer.noise_scale).sqrt().numpy()
         suspicion = numpy.abs(labels - suggested) / sure
-    columns = {"suggested": suggested, "sure": sure, "suspicion": suspicion, "rank": 0}
-    frame = pandas.DataFrame({"label": labels, **columns}, dtype=float)
+    columns = {"suggested": suggested, "sure": sure, "suspicion": suspicion, "rank": numpy.zeros(len(labels))}
+    frame = frame_of({"label": labels, **columns}).astype(float)
     left_out = tracer.training_frame()
     names = ["suggested", "suggested_probability" if target.classes else "suggested_std", "suspicion", "suspect_rank"]
     frame.loc[train, list(columns)] = left_out[names].to_numpy(dtype=float)
@@ -89,21 +88,15 @@ def work_items(prepared: Prepared, fitted: FittedTable, judged: pandas.DataFrame
     Columns are `row` in the file, `todo`, an empty `answer`, `label`, `suggested`, how sure that is, `suspicion`, and
     the cells of all columns except the target.
     """
-    import pandas  # an extra: only tables need it
-
     target = prepared.model.target
     check, label = doubtful_rows(judged)[:most], rows_to_label(prepared, fitted, most)
     at = numpy.concatenate([check, label]).astype(int)
     cells, found = prepared.frame.iloc[at], suggestions(judged, target).iloc[at].reset_index(drop=True)
-    items = pandas.DataFrame({"row": cells.index, "todo": [CHECK] * len(check) + [LABEL] * len(label), "answer": ""})
-    items = pandas.concat([items.assign(label=cells[target.name].to_numpy()), found], axis=1)
-    return pandas.concat([items, distinct_names(cells.drop(columns=target.name), items.columns)], axis=1)
-
-
-def check_worklist(path: Path | None) -> None:
-    """Raise unless work items can be written to a file of this name."""
-    if path is not None and path.suffix.lower() not in (".csv", ".json"):
-        raise InputError(f"expected a file ending in .csv or .json for the work items, got {path}.")
+    items = frame_of({"row": cells.index, "todo": [CHECK] * len(check) + [LABEL] * len(label)}).assign(answer="")
+    if not target.classes:  # as it can be copied into the file
+        found["suggested"] = [target.spell(value, 6) for value in found["suggested"]]
+    items = items.assign(label=cells[target.name].to_numpy()).join(found)
+    return items.join(distinct_names(cells.drop(columns=target.name), items.columns))
 
 
 def write_items(path: Path, items: pandas.DataFrame, target: Target) -> None:
@@ -186,7 +179,7 @@ def read_answers(path: Path, prepared: Prepared) -> tuple[pandas.Series, int]:
 def apply_answers(prepared: Prepared, answers: pandas.Series) -> Prepared:
     """The table with answers in place of labels: held-out rows stay held out, rows that had no label train now."""
     target, split, frame = prepared.model.target, prepared.split, prepared.frame.copy()
-    frame.loc[answers.index, target.name] = answers
+    frame.loc[answers.index, target.name] = target.spelled(answers)
     values = target.parse(frame[target.name])
     unlabelled = numpy.flatnonzero(numpy.isnan(values))
     train = numpy.union1d(split.train, numpy.setdiff1d(split.unlabelled, unlabelled))

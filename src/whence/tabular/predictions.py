@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
+from torch import Tensor
 
 from whence.display import number
 from whence.influence.intervals import LEVEL
+from whence.report.usual import frame_of
 from whence.results import Uncertainty
 from whence.tabular.fitted import FittedTable
 
@@ -58,14 +60,12 @@ class RowPredictions:
 
         `parts` names the part of the split that each belongs to.
         """
-        import pandas  # an extra: only tables need it
-
         model, rows = self.fitted.model, self.rows
         wanted = [*(column.name for column in model.excluded if column.identifier), model.target.name]
-        start = pandas.DataFrame({"row": rows.index} if parts is None else {"row": rows.index, "part": parts})
-        results = self.frame if further is None else pandas.concat([self.frame, further], axis=1)
+        start = frame_of({"row": rows.index} if parts is None else {"row": rows.index, "part": parts})
+        results = self.frame if further is None else self.frame.join(further)
         cells = distinct_names(rows[[name for name in wanted if name in rows.columns]], [*start, *results])
-        return pandas.concat([start, cells, results], axis=1)
+        return start.join(cells).join(results)
 
 
 def distinct_names(cells: pandas.DataFrame, taken: Iterable[str]) -> pandas.DataFrame:
@@ -82,8 +82,6 @@ def distinct_names(cells: pandas.DataFrame, taken: Iterable[str]) -> pandas.Data
 
 def predict_rows(fitted: FittedTable, rows: pandas.DataFrame, explain: Any = ()) -> RowPredictions:
     """Predict all rows of a table; those at the positions `explain` get a verdict."""
-    import pandas  # an extra: only tables need it
-
     model = fitted.model
     uncertainty = fitted.tracer.predict(fitted.batches(rows), covariance=True)
     hec3 = uncertainty.hec3.sum(1).numpy()
@@ -103,18 +101,17 @@ def predict_rows(fitted: FittedTable, rows: pandas.DataFrame, explain: Any = ())
             "probability_std": std[numpy.arange(len(best)), best],
         }
     columns.update(ho=uncertainty.ho.sum(1).numpy(), hec3=hec3, ratio=uncertainty.ratio.numpy())
-    frame = pandas.DataFrame({**columns, "verdict": ""})
+    frame = frame_of(columns)
     if len(explain):
-        verdicts = _verdicts(fitted, rows.iloc[explain]).set_axis(explain).reindex(frame.index)
-        words = dict.fromkeys(("verdict", "check", "near"), "")
-        frame = pandas.concat([pandas.DataFrame(columns), verdicts.fillna(words)], axis=1)
+        frame = frame.join(_verdicts(fitted, rows.iloc[explain]).set_axis(explain))
+        frame = frame.fillna(dict.fromkeys(("verdict", "check", "near"), ""))
+    else:
+        frame["verdict"] = ""
     return RowPredictions(rows, fitted, model.targets(rows), frame, probabilities, uncertainty)
 
 
 def _verdicts(fitted: FittedTable, rows: pandas.DataFrame) -> pandas.DataFrame:
     """The verdict on each row, the numbers behind it, and training examples by their rows in the file."""
-    import pandas  # an extra: only tables need it
-
     found = fitted.explain(rows)
     impossible = fitted.impossible(rows)
     columns: dict[str, Any] = {
@@ -122,8 +119,13 @@ def _verdicts(fitted: FittedTable, rows: pandas.DataFrame) -> pandas.DataFrame:
     }
     columns |= {name: getattr(found, name).numpy() for name in ("noise", "scarcity", "noise_p", "scarcity_p")}
     for name in ("check", "near"):
-        columns[name] = [" ".join(map(str, some)) for some in fitted.rows[getattr(found, name).numpy()]]
-    return pandas.DataFrame(columns)
+        columns[name] = listed_examples(fitted.rows, getattr(found, name))
+    return frame_of(columns)
+
+
+def listed_examples(numbers: Any, examples: Tensor) -> list[str]:
+    """The numbers of the training examples (m, top), with spaces between them, one text for each prediction."""
+    return [" ".join(map(str, some)) for some in numbers[examples.numpy()]]
 
 
 def affordable_rows(rows: Any, first: Any, fitted: FittedTable) -> Any:

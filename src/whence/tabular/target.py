@@ -56,6 +56,27 @@ class Target:
         indices = {name: float(index) for index, name in enumerate(self.classes)}
         return class_names(cells).map(indices).to_numpy(dtype=numpy.float64, copy=True)
 
+    def spell(self, value: float, digits: int = 15) -> str:
+        """A value as a cell of the column: the name of a class, or a number with the decimal mark of the column.
+
+        Examples:
+            >>> Target("y", "regression", style="decimal comma").spell(1234.5)
+            '1234,5'
+        """
+        if self.classes:
+            return self.classes[int(value)]
+        text = numpy.format_float_positional(value, precision=digits, fractional=False, trim="-")
+        return text.replace(".", ",") if self.style == "decimal comma" else text
+
+    def spelled(self, answers: pandas.Series) -> pandas.Series:
+        """Answers as cells of the column: names of classes, and numbers as given, but with its decimal mark."""
+        values = self.parse(answers)
+        other = numpy.full(len(answers), bool(self.classes))
+        if self.style == "decimal comma":
+            same = values == parse_numbers(answers, "decimal point")
+            other = same & answers.str.contains(".", regex=False).to_numpy()
+        return answers.where(~other, [self.spell(value) for value in values])
+
 
 def class_names(cells: pandas.Series) -> pandas.Series:
     """The class that each cell names; equal numbers are one class.

@@ -1,0 +1,5 @@
+"""`python -m whence` is the command `whence`."""
+
+from whence.cli import main
+
+main()
