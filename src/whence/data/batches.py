@@ -415,34 +415,21 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
     if found.drop_last and left:
         notes.append(f"the loader drops its last, incomplete batch: {left} training examples were not read")
     if type(loader) is DataLoader and loader.collate_fn is default_collate and type(dataset) is TensorDataset:
-        return TensorBatches(dataset, size, found.drop_last)
+        return TensorBatches(sampler, size, found.drop_last)
     return found
 
 
-@dataclass(frozen=True)
-class TensorBatches:
+class TensorBatches(BatchSampler):
     """The batches of a DataLoader that reads tensors in order: slices, copied as a whole, not row by row.
 
     Examples:
-        >>> batches = TensorBatches(TensorDataset(torch.arange(5)), 2)
+        >>> batches = TensorBatches(SequentialSampler(TensorDataset(torch.arange(5))), 2, drop_last=False)
         >>> len(batches), [batch[0].tolist() for batch in batches]
         (3, [[0, 1], [2, 3], [4]])
     """
 
-    dataset: TensorDataset
-    size: int
-    drop_last: bool = False
-
-    def __len__(self) -> int:
-        """Number of batches."""
-        examples = len(self.dataset)
-        return examples // self.size if self.drop_last else -(-examples // self.size)
-
-    def __getitem__(self, number: int) -> list[Tensor]:
-        """One batch, as a copy: a model may write into its inputs."""
-        rows = slice(number * self.size, (number + 1) * self.size)
-        return [tensor[rows].clone() for tensor in self.dataset.tensors]
-
-    def __iter__(self) -> Iterator[list[Tensor]]:
-        """All batches in order."""
-        return map(self.__getitem__, range(len(self)))
+    def __iter__(self) -> Iterator[Any]:
+        """Copies of the examples of each batch: a model may write into its inputs."""
+        sampler: Any = self.sampler
+        for low in range(0, len(self) * self.batch_size, self.batch_size):
+            yield [tensor[low : low + self.batch_size].clone() for tensor in sampler.data_source.tensors]
