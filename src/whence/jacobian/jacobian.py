@@ -161,6 +161,6 @@ class Jacobian:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # anything forward mode does not support
-            why = first_line(error)
+            why = first_line(error.__cause__ or error)
         self.notes.append(f"forward-mode derivatives failed ({why}); products with the rows of the Jacobian instead")
         return False

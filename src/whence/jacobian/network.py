@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.backends import cudnn
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map
@@ -21,7 +20,7 @@ from torch.utils._pytree import tree_map
 from whence.data.batches import Batch, Batches, Inputs, batch_size, check_finite, describe, take
 from whence.display import listing
 from whence.errors import InputError, NotDeterministicError, ShapeError, WhenceError, did_you_mean, first_line
-from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, bind
+from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, bind, substituted
 from whence.jacobian.rules.channels_last import fast_relu
 from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
 from whence.jacobian.views import OutputView
@@ -46,7 +45,6 @@ class Network:
         self.device = first.device if first is not None else torch.device("cpu")
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
         self._compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
-        self._slots = parameter_slots(model)
 
         dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         self._coarsest = max(dtypes, key=lambda one: torch.finfo(one).eps, default=torch.float32)
@@ -86,14 +84,10 @@ class Network:
         return as_outputs(outputs, batch_size(inputs, where), where)
 
     def with_parameters(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
-        """Outputs (n, k) with some parameters replaced, for `torch.func`."""
-        if isinstance(inputs, OutputView):
-            return inputs.apply(self.with_parameters(parameters, inputs.inputs))
-        args, kwargs = arguments(inputs)
-        replaced = {slot: value for name, value in parameters.items() for slot in self._slots[name]}
-        with self._kernels():
-            outputs = functional_call(self.model, replaced, args, kwargs, tie_weights=False)
-        return as_outputs(outputs, batch_size(inputs, "this batch"), "this batch").flatten(1)
+        """Outputs (n, k) with some parameters replaced."""
+        own = {name: id(parameter) for name, parameter in self.model.named_parameters()}
+        with substituted({own[name]: value for name, value in parameters.items()}):
+            return self(inputs)
 
     def _kernels(self) -> AbstractContextManager[Any]:
         """No cuDNN for gradients of recurrent layers (it has them only in training mode), and no compiled code."""
@@ -219,24 +213,6 @@ def _without_rescaling(function: Function, args: Arguments, kwargs: Keywords) ->
     if function in (F.embedding, F.embedding_bag):
         refuse_rescaling(bind(TABLE if function is F.embedding else BAG, args, kwargs), ["max_norm"])
     return function(*args, **kwargs)
-
-
-def parameter_slots(model: nn.Module) -> dict[str, list[str]]:
-    """One name for every attribute that holds a parameter, by the parameter's first name.
-
-    `functional_call` ties weights by all their names. If one module has two names, it would replace the same attribute
-    twice, and afterwards restore the replacement instead of the parameter.
-
-    Examples:
-        >>> layer = nn.Linear(2, 2, bias=False)
-        >>> parameter_slots(nn.Sequential(layer, nn.Tanh(), layer))
-        {'0.weight': ['0.weight']}
-    """
-    slots: dict[int, dict[tuple[int, str], str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        path, _, attribute = name.rpartition(".")
-        slots.setdefault(id(parameter), {}).setdefault((id(model.get_submodule(path)), attribute), name)
-    return {next(iter(names.values())): [*names.values()] for names in slots.values()}
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

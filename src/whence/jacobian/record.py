@@ -20,18 +20,7 @@ from torch.utils._pytree import tree_map
 
 from whence.data.batches import Call, Inputs, batch_size
 from whence.jacobian.gradients import Block, Dense, Kind, Kronecker, Layout, Rows, Tangent, Whole
-from whence.jacobian.rules.base import (
-    Arguments,
-    CallSite,
-    Function,
-    Intercept,
-    Keywords,
-    Record,
-    Recorder,
-    Root,
-    Tracked,
-    Use,
-)
+from whence.jacobian.rules.base import CallSite, Record, Recorder, Root, Tracked, Use, substituted
 from whence.jacobian.rules.channels_last import ConvolutionBackward, Relu, ScaleBackward
 from whence.jacobian.rules.embeddings import scatter
 from whence.jacobian.views import Columns
@@ -425,13 +414,8 @@ class PerExample:
 
         def single(values: dict[str, Tensor], example: Inputs) -> Tensor:
             own = {id(parameter): values[name] for name, parameter in parameters.items()}
-
-            def substituted(function: Function, args: Arguments, kwargs: Keywords) -> Any:
-                args, kwargs = tree_map(lambda value: own.get(id(value), value), (args, kwargs))
-                return function(*args, **kwargs)
-
             one = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, example)
-            with Intercept(substituted):
+            with substituted(own):
                 return call(one).squeeze(0)
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from whence.jacobian.gradients import Factor, Kind, Layout, possible_layouts, promoted
 
@@ -228,6 +229,16 @@ class Intercept(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._call(func, args, kwargs or {})
+
+
+def substituted(replacements: Mapping[int, Tensor]) -> Intercept:
+    """A mode in which torch's functions get other tensors in place of some, by the identity of these."""
+
+    def call(function: Function, args: Arguments, kwargs: Keywords) -> Any:
+        args, kwargs = tree_map(lambda value: replacements.get(id(value), value), (args, kwargs))
+        return function(*args, **kwargs)
+
+    return Intercept(call)
 
 
 Reader: TypeAlias = Callable[[Recorder, Function, Arguments, Keywords], Any]
