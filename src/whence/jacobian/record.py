@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -203,51 +204,50 @@ def make_blocks(forms: Forms, parameters: Mapping[str, Tensor]) -> tuple[Block, 
 # --- Backward passes --------------------------------------------------------------------------------------------------
 
 
+def pull(
+    outputs: Tensor, wanted: Sequence[Any], cotangents: Tensor, *, batched: bool = False, keep: bool = True
+) -> list[Tensor | None]:
+    """Gradients in leaves or edges of the graph for a cotangent (n, k), `None` where there is none.
+
+    If `batched`, gradients (c, *shape) for cotangents (c, n, k) in one vectorised pass; torch's `is_grads_batched`
+    would loop over them for convolutions. The graph is freed unless `keep`.
+    """
+    reached: list[bool] = [False] * len(wanted)
+
+    def run(cotangent: Tensor) -> tuple[Tensor, ...]:
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            outputs, wanted, cotangent, retain_graph=keep, allow_unused=True
+        )
+        reached[:] = [one is not None for one in found]
+        return tuple(one for one in found if one is not None)
+
+    grads: Sequence[Tensor] = ()
+    if wanted and outputs.requires_grad and not batched:
+        grads = run(cotangents)
+    elif wanted and outputs.requires_grad:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about kernels that still run in a loop
+            grads = torch.func.vmap(run)(cotangents)
+    each = iter(grads)
+    return [next(each) if one else None for one in reached]
+
+
 def gradients(outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor) -> list[Tensor]:
     """Dense gradients (c, *shape) in the leaves for cotangents (c, n, k); zeros if unused. The graph is kept."""
 
-    def pull(cotangent: Tensor, batched: bool) -> list[Tensor]:
-        options: Any = {"retain_graph": True, "allow_unused": True, "is_grads_batched": batched}
-        found: Sequence[Tensor | None] = torch.autograd.grad(outputs, leaves, cotangent, **options)
-        lead = (len(cotangent),) if batched else ()
-        filled = [leaf.new_zeros(*lead, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
-        return [one.to_dense() if one.is_sparse else one for one in filled]
+    def filled(found: Sequence[Tensor | None], *lead: int) -> list[Tensor]:
+        whole = [leaf.new_zeros(*lead, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
+        return [one.to_dense() if one.is_sparse else one for one in whole]
 
-    if not outputs.requires_grad:
-        return [leaf.new_zeros(len(cotangents), *leaf.shape) for leaf in leaves]
     if len(cotangents) > 1:
         try:
-            return pull(cotangents, batched=True)
+            return filled(pull(outputs, leaves, cotangents, batched=True), len(cotangents))
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception:  # a function without a vectorised form: one cotangent at a time always works
             pass
-    return [torch.stack(grads) for grads in zip(*(pull(one, batched=False) for one in cotangents), strict=True)]
-
-
-def output_gradients(
-    outputs: Tensor, records: Sequence[Record], cotangent: Tensor, keep: bool = True
-) -> Sequence[Tensor | None]:
-    """Gradients in the outputs of the recorded calls for one cotangent (n, k)."""
-    edges = [record.edge for record in records]
-    if not edges:
-        return []
-    return torch.autograd.grad(outputs, edges, cotangent, retain_graph=keep, allow_unused=True)
-
-
-def _vectorized(outputs: Tensor, records: Sequence[Record], cotangents: Tensor, keep: bool) -> list[Tensor | None]:
-    """All cotangents in one pass; torch's `is_grads_batched` would loop over them for convolutions."""
-    reached: list[bool] = []  # which outputs have a gradient
-
-    def pulled(cotangent: Tensor) -> tuple[Tensor, ...]:
-        found = output_gradients(outputs, records, cotangent, keep)
-        reached[:] = [one is not None for one in found]
-        return tuple(one for one in found if one is not None)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about kernels that still run in a loop
-        grads = iter(torch.func.vmap(pulled)(cotangents))
-    return [next(grads) if one else None for one in reached]
+    each = [filled(pull(outputs, leaves, one)) for one in cotangents]
+    return [torch.stack(grads) for grads in zip(*each, strict=True)]
 
 
 class UseGradients:
@@ -323,7 +323,7 @@ def tangents_of(
     n, passes = len(outputs), [cotangents] if batched else [*cotangents]
     for number, cotangent in enumerate(passes if uses else ()):
         keep = not last or number + 1 < len(passes)
-        found = (_vectorized if batched else output_gradients)(outputs, [use.record for use in uses], cotangent, keep)
+        found = pull(outputs, [use.record.edge for use in uses], cotangent, batched=batched, keep=keep)
         for use, grads in zip(uses, found, strict=True):
             use.add(grads if batched or grads is None else grads.unsqueeze(0), len(cotangents) if batched else 1, n)
     place = {name: at for at, block in enumerate(blocks) for name in block.parameters}
@@ -397,14 +397,16 @@ def _common_rows(index: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
 # --- What no rule covers ----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class PerExample:
     """Gradients of single examples in any parameter, whatever the model does with it.
 
     From outputs (n, k) and a copy of each parameter for every example; for one example the parameters themselves.
     """
 
-    def __init__(self, outputs: Tensor, parameters: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> None:
-        self._outputs, self._parameters, self._copies = outputs, parameters, copies
+    outputs: Tensor
+    parameters: Mapping[str, Tensor]
+    copies: Mapping[str, Tensor]
 
     @classmethod
     def vectorized(cls, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> PerExample:
@@ -425,6 +427,6 @@ class PerExample:
 
     def gradients(self, cotangents: Tensor) -> dict[str, Tensor]:
         """Gradients (n, c, *shape) for cotangents (c, n, k), by one backward pass for each; the graph is kept."""
-        each = [gradients(self._outputs, list(self._copies.values()), one[None]) for one in cotangents]
-        n, pairs = len(self._outputs), zip(self._parameters.items(), zip(*each, strict=True), strict=True)
+        each = [gradients(self.outputs, list(self.copies.values()), one[None]) for one in cotangents]
+        n, pairs = len(self.outputs), zip(self.parameters.items(), zip(*each, strict=True), strict=True)
         return {name: torch.stack([one.reshape(n, *p.shape) for one in grads], 1) for (name, p), grads in pairs}
