@@ -210,7 +210,8 @@ def split(raw: Any, where: str) -> tuple[Inputs, Any, Any]:
         inputs = {key: value for key, value in raw.items() if key not in (keys[0], WEIGHT_KEY)}
         return inputs, raw[keys[0]], raw.get(WEIGHT_KEY)
     if isinstance(raw, (tuple, list)) and len(raw) in (2, 3):
-        return _plain(raw[0]), raw[1], raw[2] if len(raw) == 3 else None
+        inputs = dict(raw[0]) if isinstance(raw[0], Mapping) else raw[0]  # as torch's pytrees know dicts
+        return inputs, raw[1], raw[2] if len(raw) == 3 else None
     got = f"{type(raw).__name__} of {len(raw)}" if isinstance(raw, (tuple, list)) else type(raw).__name__
     raise InputError(
         f"expected (inputs, targets), (inputs, targets, weights) or a dict with labels in {where}, got {got}. "
@@ -236,13 +237,8 @@ def split_targets(raw: Any, positional: int = 1) -> tuple[Inputs, Any]:
     nested = any(isinstance(item, (tuple, list, Mapping)) for item in raw)
     weighted = len(raw) == 3 and positional != 3
     if (len(raw) == 2 or weighted) and (nested or positional == 1):
-        return _plain(raw[0]), raw[1]
+        return split(raw, "this batch")[:2]
     return tuple(raw), None
-
-
-def _plain(inputs: Inputs) -> Inputs:
-    """Convert mappings of any kind to dicts, so that their tensors are found and moved."""
-    return dict(inputs) if isinstance(inputs, Mapping) else inputs
 
 
 def check_finite(value: Any, what: str, where: str) -> None:
