@@ -76,7 +76,7 @@ class Batches:
     target_transform: Callable[[Tensor], Tensor] | None = None  # applied to the targets of every batch
     passes: Passes = field(default_factory=Passes)
     saved: bool = False  # whether fingerprints come from the file of a saved fit
-    views: Callable[[Batch, str], Iterable[Batch]] | None = None  # parts of a batch, with views of outputs as inputs
+    sketch: Callable[[Batch, str], Iterable[Batch]] | None = None  # parts of a batch, whose outputs are sketched
     _first: Any = None
 
     def __post_init__(self) -> None:
@@ -89,15 +89,15 @@ class Batches:
         return self.read(None)
 
     def read(self, label: str | None) -> Iterator[Batch]:
-        """Read all batches once, as views of the outputs if there are any, and show progress under `label`."""
-        for number, batch in enumerate(self.plain(label)):
-            yield from self._viewed(batch, number)
+        """Read all batches once, in parts with sketched outputs if there is a sketch; show progress under `label`."""
+        for number, batch in enumerate(self.unsketched(label)):
+            yield from self._sketched(batch, number)
 
-    def _viewed(self, batch: Batch, number: int) -> Iterable[Batch]:
-        return (batch,) if self.views is None else self.views(batch, f"batch {number}")
+    def _sketched(self, batch: Batch, number: int) -> Iterable[Batch]:
+        return (batch,) if self.sketch is None else self.sketch(batch, f"batch {number}")
 
-    def plain(self, label: str | None) -> Iterator[Batch]:
-        """As `read`, but as the loader gives them, without views. Batches without examples are skipped."""
+    def unsketched(self, label: str | None) -> Iterator[Batch]:
+        """As `read`, but without a sketch. Batches without examples are skipped."""
         if self.passes.closed:
             raise partial_data_error()
         if self.loader is NO_DATA:
@@ -156,7 +156,7 @@ class Batches:
         if group.alone:
             return next(self.read(None))
         if self._first is None:  # its targets are transformed below
-            local = next(self.plain(None), None)
+            local = next(self.unsketched(None), None)
             have_any = group.all_gather_object("the first batch", local is not None)
             if not any(have_any):
                 raise no_examples()
@@ -166,7 +166,7 @@ class Batches:
             self._first = group.all_gather_object("the first batch", sent)[have_any.index(True)]
         raw = to_device(self._first, self.device)
         targets = raw[1] if self.target_transform is None else self.target_transform(raw[1])
-        return next(iter(self._viewed(Batch(raw[0], targets, 0, len(targets), raw[2]), 0)))
+        return next(iter(self._sketched(Batch(raw[0], targets, 0, len(targets), raw[2]), 0)))
 
     def _changed(self, got: str) -> LoaderError:
         """The error for data that differ from an earlier pass."""

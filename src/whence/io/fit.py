@@ -25,7 +25,7 @@ from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import IGNORED, Network, Selection, next_labels
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.runtime.execution import Progress
-from whence.runtime.files import damaged, fitting_together, opened, write_file
+from whence.runtime.files import damaged, opened, reporting_damage, write_file
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import (
     check_model,
@@ -83,16 +83,16 @@ def restore(
         check_model(model)
         network = Network(model)
         reader = Reader(saved, network.device)
-        with fitting_together(saved.path):
+        with reporting_damage(saved.path):
             if isinstance(model, LeafSum):
                 _rescale(reader, model)
         with preserved(model):
-            with fitting_together(saved.path):
+            with reporting_damage(saved.path):
                 check_same_model(saved.manifest["model"], model, reader.read(str, "torch") == torch.__version__)
             Budget(network.device, limit).require(
                 path.stat().st_size, f"the fit in {saved.path}", "Load it where there is more memory."
             )
-            with fitting_together(saved.path):
+            with reporting_damage(saved.path):
                 loss = _likelihood(reader, likelihood)
                 batches = _batches(reader, loader, Progress(progress), loss)
                 parts = _parts(reader, network, batches, loss, limit)
@@ -171,7 +171,7 @@ def _parts(
         bread = replace(bread, problem=bread.stream.problem)
         sandwich = replace(sandwich, fitted=bread)
     if problem.sketch is not None:
-        batches.views = problem.sketch.views
+        batches.sketch = problem.sketch
     return {**parts, "problem": problem, "bread": bread, "sandwich": sandwich, "meats": meats}
 
 

@@ -26,22 +26,22 @@ from torch.utils.checkpoint import CheckpointError
 from whence.data.batches import Call, Inputs, batch_size, take
 from whence.display import listing
 from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
+from whence.jacobian.functionals import SoftmaxColumns
 from whence.jacobian.gradients import Block, Dense, Kronecker, Layout, Tangent, concatenate, normal_numbers
 from whence.jacobian.record import (
     Forms,
+    GraphUses,
     PerExample,
-    Walk,
     differentiable,
     forms_of,
     make_blocks,
     pull,
     tangents_of,
-    walk,
+    uses_in_graph,
     wanted_blocks,
 )
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import Arguments, CallSite, Function, Intercept, Keywords, Record, Recorder
-from whence.jacobian.views import SoftmaxColumns
 from whence.linalg import gradients_not_finite
 
 BATCH_SIZES = (7, 5, 3, 2)  # for verification: unlikely to equal a width, head count or sequence length
@@ -213,14 +213,14 @@ class Capture:
         except Exception:  # anything vmap does not support: one cotangent at a time always works
             return False
 
-    def _record(self, inputs: Inputs) -> Walk:
+    def _record(self, inputs: Inputs) -> GraphUses:
         """Run the model on a batch: outputs with their graph, and the uses of parameters that they depend on."""
         n = batch_size(inputs, "this batch")
         with differentiable(), Recorder(READERS, self._recorded, n, self._batch_axes) as recorder:
             outputs = self._call(inputs)
         if outputs.dim() != 2 or len(outputs) != n:
             raise ShapeError(f"expected outputs of shape ({n}, k), got {tuple(outputs.shape)}.")
-        return walk(outputs, recorder, self._recorded)
+        return uses_in_graph(outputs, recorder, self._recorded)
 
     def _run_one_by_one(self, inputs: Inputs, why: str = "") -> CapturedOneByOne:
         """Run the examples of this batch, and of all later ones, one at a time."""
@@ -301,7 +301,7 @@ class Capture:
             record.layout = layout
         return unverified
 
-    def _agrees(self, found: Walk, fresh: Sequence[Record], reference: AutogradReference | None) -> bool:
+    def _agrees(self, found: GraphUses, fresh: Sequence[Record], reference: AutogradReference | None) -> bool:
         """Whether these gradients add up to autograd's. If so, keep the layouts; if not, parameters fall back."""
         blocks: Sequence[Block] = self.blocks
         if reference is None:
@@ -327,7 +327,7 @@ class Capture:
         """Raise if the gradient of a use does not have the form of its parameter's block."""
         blocks = {name: block for block in self.blocks for name in block.parameters}
         for name, block in wanted_blocks(record, self._parameters):
-            if blocks[name].kind != "dense" and blocks[name] not in (block, block.only(name)):
+            if blocks[name].kind != "dense" and blocks[name] not in (block, block.restricted_to(name)):
                 raise UncapturedParameterError(
                     f"expected {name} to be used as on the first batch, got a use of another form "
                     f"({type(record.use).__name__}, output of shape {tuple(record.shape)}). The forward pass takes "
@@ -339,7 +339,7 @@ class Capture:
 
     def _can_fall_back(self, name: str) -> bool:
         """Whether a parameter's gradients may have no particular form."""
-        return not self._fixed or any(block.alone and block.name == name for block in self.blocks)
+        return not self._fixed or any(block.kind == "dense" and block.parameters == (name,) for block in self.blocks)
 
     def _leave_to_fallback(self, names: Iterable[str], why: str = "no rule covers a use of it") -> bool:
         """Leave parameters to the functional fallback from now on; return whether any of them is new there."""
@@ -357,7 +357,7 @@ class Capture:
         return bool(new)
 
     def _with_fallback(
-        self, found: Walk, inputs: Inputs, reference: AutogradReference | None
+        self, found: GraphUses, inputs: Inputs, reference: AutogradReference | None
     ) -> Captured | CapturedOneByOne:
         """Run the model again for parameters that no rule covers, if any, and compare them with autograd if new."""
         outputs, n = found.outputs, len(found.outputs)

@@ -20,11 +20,11 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map
 
 from whence.data.batches import Call, Inputs, batch_size
+from whence.jacobian.functionals import Columns
 from whence.jacobian.gradients import Block, Dense, Kind, Kronecker, Layout, Rows, Tangent, Whole
 from whence.jacobian.rules.base import CallSite, Record, Recorder, Root, Tracked, Use, substituted
 from whence.jacobian.rules.channels_last import ConvolutionBackward, Relu, ScaleBackward
 from whence.jacobian.rules.embeddings import scatter
-from whence.jacobian.views import Columns
 from whence.runtime.model_state import plain_kernels, signed
 
 
@@ -44,7 +44,7 @@ def differentiable() -> Iterator[None]:
 Edge = tuple[Any, int]  # a node of the graph, and which of its outputs
 
 
-class Walk(NamedTuple):
+class GraphUses(NamedTuple):
     """Result of a walk from the outputs to the parameters."""
 
     outputs: Tensor  # (n, k), with their graph
@@ -54,11 +54,11 @@ class Walk(NamedTuple):
     sites: Mapping[CallSite, bool]  # whether outputs of calls were taken to have a batch axis
 
 
-def walk(outputs: Tensor, recorder: Recorder, parameters: Mapping[str, Tensor]) -> Walk:
-    """Walk from the outputs (n, k) back to parameters and recorded uses, and stop there."""
+def uses_in_graph(outputs: Tensor, recorder: Recorder, parameters: Mapping[str, Tensor]) -> GraphUses:
+    """GraphUses from the outputs (n, k) back to parameters and recorded uses, and stop there."""
     records = recorder.records
     if not outputs.requires_grad:
-        return Walk(outputs, [], set(), False, recorder.sites)
+        return GraphUses(outputs, [], set(), False, recorder.sites)
     names = {id(parameter): (name,) for name, parameter in parameters.items()}
     stops: dict[Edge, list[int]] = {}
     for at, record in enumerate(records):
@@ -84,7 +84,7 @@ def walk(outputs: Tensor, recorder: Recorder, parameters: Mapping[str, Tensor]) 
             elif not may_reorder and n > 1:
                 may_reorder = _may_reorder(node, n, last=node is first.node)
     used = [records[at] for at in sorted(reached) if 0 not in records[at].shape]
-    return Walk(outputs, used, unrecorded, may_reorder, recorder.sites)
+    return GraphUses(outputs, used, unrecorded, may_reorder, recorder.sites)
 
 
 OWN_FUNCTIONS: tuple[Any, ...] = (Columns, ConvolutionBackward, ScaleBackward, Relu)  # these keep rows in place
@@ -195,7 +195,7 @@ def make_blocks(forms: Forms, parameters: Mapping[str, Tensor]) -> tuple[Block, 
     found = []
     for name, blocks in forms.items():
         shared = [block for block in blocks if all(forms[other] == {block} for other in block.parameters)]
-        single = {block.only(name) for block in blocks}
+        single = {block.restricted_to(name) for block in blocks}
         dense = Block(name, (name,), (tuple(parameters[name].shape),), "dense")
         found.append(shared[0] if shared else single.pop() if len(single) == 1 else dense)
     return tuple(dict.fromkeys(found))
