@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -163,18 +163,13 @@ class Capture:
         if n > 1 and self._one_by_one:
             return self._run_one_by_one(inputs)
         found = self._record(inputs)
-        outputs, records = found.outputs, found.records
         if self._leave_to_fallback(found.unrecorded):
             return self.run(inputs, reference)
         if not self._fixed:
-            self.forms = forms_of(records, self._parameters)
+            self.forms = forms_of(found.records, self._parameters)
             self.blocks = make_blocks(self.forms, self._parameters)
-        unverified = self._reuse_layouts(records, n)
-        for record in unverified:
-            self._check_form(record)
-        suspect = records if found.may_reorder else unverified
-        fresh = find_layouts(outputs, suspect) if n > 1 and suspect else unverified
-        if lost := [record for record in fresh if record.layout is None]:  # record fewer uses, and try again
+        new, lost = self._new_uses(found)
+        if lost:  # record fewer uses, and try again
             names = {name for record in lost for name in record.parameters}
             why = "the model reorders the examples of a batch, or a layer's output has no axis for them"
             if guesses := {record.guess: False for record in lost if record.guess is not None}:
@@ -184,11 +179,16 @@ class Capture:
             else:
                 self._leave_to_fallback(names, why)
             return self.run(inputs, reference)
-        new = [record for record in fresh if record in unverified]
-        compared = reference is not None or (n > 1 and new)
-        if compared and not self._agrees(found, new, reference):
-            return self.run(inputs, reference)
-        return self._with_fallback(found, inputs, reference)
+        try:
+            captured = self._with_fallback(found, inputs)
+            wrong = self._mismatches(captured, found, new, reference)
+            if wrong and self.fallback.issuperset(wrong):
+                raise _not_autograds(wrong)
+        except Exception as error:  # anything vmap does not support: one example at a time always works
+            if n == 1 or not self.fallback or isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            return self._run_one_by_one(inputs, f"torch.vmap cannot run this model ({first_line(error)})")
+        return self.run(inputs, reference) if self._leave_to_fallback(wrong) else captured
 
     def forms_on(self, inputs: Inputs) -> Forms:
         """The forms of the uses of parameters on other inputs; none for parameters whose use no rule covers."""
@@ -287,41 +287,52 @@ class Capture:
             raise _not_autograds(wrong)
         return precision
 
-    def _reuse_layouts(self, records: Sequence[Record], n: int) -> list[Record]:
-        """Give records the layouts verified before if they fit, else a likely one; return those not verified."""
-        seen: Counter[tuple[Any, ...]] = Counter()
+    def _new_uses(self, found: GraphUses) -> tuple[list[Record], list[Record]]:
+        """Give uses the layouts verified before, or find one; return those not verified, and those without a layout."""
+        n, seen = len(found.outputs), Counter[tuple[Any, ...]]()
         unverified: list[Record] = []
-        for record in records:
+        for record in found.records:
             known = self._layouts.get(record.key, [])
             layout = known[0] if seen[record.key] < len(known) and len(set(known)) == 1 else None
             if layout is None or record.guess is not None or not layout.fits(record.shape, n):
                 layout = next(iter(record.possible_layouts(n)), None)
+                self._check_form(record)
                 unverified.append(record)
             seen[record.key] += 1
             record.layout = layout
-        return unverified
+        suspect = found.records if found.may_reorder else unverified
+        fresh = find_layouts(found.outputs, suspect) if n > 1 and suspect else unverified
+        lost = [record for record in fresh if record.layout is None]
+        return [record for record in fresh if record in unverified], lost
 
-    def _agrees(self, found: GraphUses, fresh: Sequence[Record], reference: AutogradReference | None) -> bool:
-        """Whether these gradients add up to autograd's. If so, keep the layouts; if not, parameters fall back."""
-        blocks: Sequence[Block] = self.blocks
+    def _mismatches(
+        self, captured: Captured, found: GraphUses, new: Sequence[Record], reference: AutogradReference | None
+    ) -> Mapping[str, str]:
+        """Parameters whose gradients do not add up to autograd's: all, or those not verified so far.
+
+        If there are none, the layouts of the uses are kept for later batches.
+        """
+        names = {name for record in new for name in record.parameters} | self._unverified_fallback
+        blocks, fallback = self.blocks, captured.fallback
         if reference is None:
-            used = {name for record in fresh for name in record.parameters}
-            blocks = [block for block in self.blocks if used.intersection(block.parameters)]
+            if not names or len(captured.graph) == 1:
+                return {}
+            blocks = tuple(block for block in self.blocks if names.intersection(block.parameters))
+            fallback = fallback if self._unverified_fallback else None
             wanted = {name: self._parameters[name] for block in blocks for name in block.parameters}
-            reference = AutogradReference.of(found.outputs, wanted, self._precision)
-        tangents = tangents_of(blocks, found.outputs, found.records, reference.cotangent[None], last=False)
-        wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
-        if wrong:
-            if not self._leave_to_fallback(wrong):
-                raise _not_autograds(wrong)
-            return False
+            reference = AutogradReference.of(captured.graph, wanted, self._precision)
+        tangents = replace(captured, blocks=blocks, fallback=fallback).tangents(reference.cotangent[None])
+        if wrong := reference.mismatches(tangents):
+            return wrong
         layouts: dict[tuple[Any, ...], list[Layout | None]] = defaultdict(list)
         for record in found.records:
             layouts[record.key].append(record.layout)
-        self._layouts.update((record.key, layouts[record.key]) for record in fresh)
+        self._layouts.update((record.key, layouts[record.key]) for record in new)
         without = {site: False for site, exists in found.sites.items() if not exists}
-        self._batch_axes.update({**without, **{record.guess: True for record in fresh if record.guess is not None}})
-        return True
+        self._batch_axes.update({**without, **{record.guess: True for record in new if record.guess is not None}})
+        used = {name for name, gradient in reference.gradients.items() if gradient is not None and gradient.any()}
+        self._unverified_fallback -= used
+        return {}
 
     def _check_form(self, record: Record) -> None:
         """Raise if the gradient of a use does not have the form of its parameter's block."""
@@ -356,30 +367,16 @@ class Capture:
             self._notes.append(f"{name}: gradients example by example, since {why}")
         return bool(new)
 
-    def _with_fallback(
-        self, found: GraphUses, inputs: Inputs, reference: AutogradReference | None
-    ) -> Captured | CapturedOneByOne:
-        """Run the model again for parameters that no rule covers, if any, and compare them with autograd if new."""
-        outputs, n = found.outputs, len(found.outputs)
-        together = self._vectorized and not isinstance(inputs, SoftmaxColumns)  # these have many outputs
+    def _with_fallback(self, found: GraphUses, inputs: Inputs) -> Captured:
+        """The captured batch; the model runs again for parameters that no rule covers, if any."""
         parameters = {name: self._parameters[name] for name in self.fallback}
-        if n == 1 or not parameters:
-            own = PerExample(outputs, parameters, parameters) if parameters else None
-            return Captured(self.blocks, outputs, found.records, own, together)
-        try:
-            own = PerExample.vectorized(self._call, parameters, inputs)
-            if self._unverified_fallback:
-                new = {name: self._parameters[name] for name in self._unverified_fallback}
-                reference = reference or AutogradReference.of(outputs, new, self._precision)
-                grads = own.gradients(reference.cotangent[None])
-                if wrong := reference.mismatches([Dense.of_parameter(name, grads[name]) for name in new]):
-                    raise _not_autograds(wrong)
-                self._unverified_fallback -= {n for n, g in reference.gradients.items() if g is not None and g.any()}
-            return Captured(self.blocks, outputs, found.records, own, together)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception as error:  # anything vmap does not support: one example at a time always works
-            return self._run_one_by_one(inputs, f"torch.vmap cannot run this model ({first_line(error)})")
+        fallback = None
+        if parameters and len(found.outputs) == 1:
+            fallback = PerExample(found.outputs, parameters, parameters)
+        elif parameters:
+            fallback = PerExample.vectorized(self._call, parameters, inputs)
+        vectorized = self._vectorized and not isinstance(inputs, SoftmaxColumns)  # these have many outputs
+        return Captured(self.blocks, found.outputs, found.records, fallback, vectorized)
 
 
 def _not_autograds(wrong: Mapping[str, str]) -> UncapturedParameterError:
