@@ -239,9 +239,10 @@ def gradients(outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor) -> 
         whole = [leaf.new_zeros(*lead, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
         return [one.to_dense() if one.is_sparse else one for one in whole]
 
-    if len(cotangents) > 1:
+    if len(cotangents) > 1 and outputs.requires_grad:
+        options: Any = {"retain_graph": True, "allow_unused": True, "is_grads_batched": True}  # faster than vmap here
         try:
-            return filled(pull(outputs, leaves, cotangents, batched=True), len(cotangents))
+            return filled(torch.autograd.grad(outputs, leaves, cotangents, **options), len(cotangents))
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception:  # a function without a vectorised form: one cotangent at a time always works

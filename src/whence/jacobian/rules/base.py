@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from whence.jacobian.gradients import Factor, Kind, Layout, possible_layouts, promoted
 
@@ -234,9 +233,13 @@ class Intercept(TorchFunctionMode):
 def substituted(replacements: Mapping[int, Tensor]) -> Intercept:
     """A mode in which torch's functions get other tensors in place of some, by the identity of these."""
 
+    def replaced(value: Any) -> Any:
+        if type(value) in (list, tuple):
+            return type(value)(map(replaced, value))
+        return replacements.get(id(value), value)
+
     def call(function: Function, args: Arguments, kwargs: Keywords) -> Any:
-        args, kwargs = tree_map(lambda value: replacements.get(id(value), value), (args, kwargs))
-        return function(*args, **kwargs)
+        return function(*map(replaced, args), **{name: replaced(value) for name, value in kwargs.items()})
 
     return Intercept(call)
 
