@@ -25,7 +25,7 @@ from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import IGNORED, Network, Selection, next_labels
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.runtime.execution import Progress
-from whence.runtime.files import damaged, opened, reporting_damage, write_file
+from whence.runtime.files import damaged, fitting_together, opened, write_file
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import (
     check_model,
@@ -83,16 +83,16 @@ def restore(
         check_model(model)
         network = Network(model)
         reader = Reader(saved, network.device)
-        with reporting_damage(saved.path):
+        with fitting_together(saved.path):
             if isinstance(model, LeafSum):
                 _rescale(reader, model)
         with preserved(model):
-            with reporting_damage(saved.path):
+            with fitting_together(saved.path):
                 check_same_model(saved.manifest["model"], model, reader.read(str, "torch") == torch.__version__)
             Budget(network.device, limit).require(
                 path.stat().st_size, f"the fit in {saved.path}", "Load it where there is more memory."
             )
-            with reporting_damage(saved.path):
+            with fitting_together(saved.path):
                 loss = _likelihood(reader, likelihood)
                 batches = _batches(reader, loader, Progress(progress), loss)
                 parts = _parts(reader, network, batches, loss, limit)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from whence._version import __version__
 from whence.errors import InputError, LoaderError, printable
-from whence.runtime.files import SavedFile, damaged, opened, reporting_damage, write_file
+from whence.runtime.files import SavedFile, damaged, fitting_together, opened, write_file
 from whence.runtime.model_state import ADDRESS, as_bytes, check_same_model, checksum, describe_model
 
 START = "start.whence"
@@ -99,7 +99,7 @@ def open_checkpoint(
     options = {"whence": __version__, "torch": torch.__version__, **options}
     path, described = folder / START, describe_model(model)
     if path.exists():
-        with opened(path) as saved, reporting_damage(saved.path):
+        with opened(path) as saved, fitting_together(saved.path):
             limit = _check_same_fit(saved, options, model, fingerprints)
     else:
         manifest = {"kind": "start", "limit": limit, "options": options, "model": described}

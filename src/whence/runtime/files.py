@@ -179,7 +179,7 @@ def damaged(path: str, what: str) -> CorruptArtifactError:
 
 
 @contextmanager
-def reporting_damage(path: str) -> Iterator[None]:
+def fitting_together(path: str) -> Iterator[None]:
     """Report any error while objects are built from a file as damage: whence did not write such a file."""
     try:
         yield
