@@ -38,7 +38,7 @@ from whence.influence.suggest import Suggestion, label_first
 from whence.influence.training import label_suspicion, suspicion_over_copies, training_frame
 from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
-from whence.jacobian.views import SelectedOutputs
+from whence.jacobian.functionals import SelectedOutputs
 from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, join, without_padding
 from whence.trust import Trust, assess
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from whence.jacobian import views
-from whence.jacobian.views import Softmax, SoftmaxColumns
+from whence.jacobian import functionals
+from whence.jacobian.functionals import Softmax, SoftmaxColumns
 
 N, T, K, C = 3, 4, 7, 5
 
@@ -30,7 +30,7 @@ def defined(given: SoftmaxColumns, outputs: Tensor, fixed: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("chunk", [1, 2**20])
 def test_values_and_derivatives(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(views.CHUNK, "cpu", chunk)
+    monkeypatch.setitem(functionals.CHUNK, "cpu", chunk)
     given, outputs = view()
     f = outputs.clone().requires_grad_()
     seen, wanted = given.apply(f), defined(given, f, outputs)

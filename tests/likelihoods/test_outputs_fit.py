@@ -16,11 +16,11 @@ from classification import ESTIMATORS, PROBLEMS, N, categorical, inputs
 from networks import Decoder
 from whence.data.batches import Batches
 from whence.influence.fitted import leave_one_out_leverage
-from whence.jacobian import views
+from whence.jacobian import functionals
+from whence.jacobian.functionals import SoftmaxColumns
 from whence.jacobian.jacobian import Jacobian
 from whence.jacobian.network import Network, Selection
 from whence.jacobian.sketches import HessianSketch, Labels, _scrambled, random_signs, random_uniform
-from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.execution import Progress
 
 TEST = inputs(5, 11)
@@ -147,7 +147,7 @@ def test_sampled_labels_are_unbiased(columns: int, spread: float) -> None:
     batches = Batches(data, torch.device("cpu"), Progress(False))
     sketch = HessianSketch(network, loss, columns, 7, torch.float64)
     ((_, found),) = list(sketch.derivatives(batches.first(), "batch 0"))
-    sketch.labels, batches.views = Labels(found.classes, found.floors), sketch.views
+    sketch.labels, batches.sketch = Labels(found.classes, found.floors), sketch
     view = batches.first().inputs
     seen = columns_one_by_one(view, many.flatten(1))
     roots, residuals = seen[:, :, :-1], seen[:, :, -1]
@@ -252,7 +252,7 @@ def test_fits_do_not_depend_on_batches_and_padding(likelihood: str, monkeypatch:
         if name == "chunks":
             monkeypatch.setattr("whence.jacobian.sketches.CHUNK_BYTES", 1)
             monkeypatch.setattr("whence.jacobian.sketches.MIXTURE_BYTES", 1)
-            monkeypatch.setitem(views.CHUNK, "cpu", 1)
+            monkeypatch.setitem(functionals.CHUNK, "cpu", 1)
         found = whence.fit(model, data, **options)
         assert found.problem.gram is not None
         assert_close(found.problem.gram, wanted.problem.gram, name, rtol=1e-9)

@@ -30,9 +30,9 @@ from whence.curvature.primal import (
 )
 from whence.data.batches import Inputs
 from whence.errors import InputError
+from whence.jacobian.functionals import OutputFunctional
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
-from whence.jacobian.views import OutputView
 
 SAMPLE = 20_000  # training rows used to find the directions, evenly spaced
 ITERATIONS = 2  # of the subspace iteration: each multiplies by the curvature once
@@ -73,7 +73,7 @@ class LeafFeatures:
 
     def _shown(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """Leaves (n, trees), and the matrix (n, k, c) of a view, which is linear in the outputs."""
-        if not isinstance(inputs, OutputView):
+        if not isinstance(inputs, OutputFunctional):
             return inputs["leaves"], None
         leaves = inputs.inputs["leaves"]
         eye = torch.eye(len(self.model.base), dtype=torch.float64, device=leaves.device)

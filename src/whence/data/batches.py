@@ -76,7 +76,7 @@ class Batches:
     target_transform: Callable[[Tensor], Tensor] | None = None  # applied to the targets of every batch
     passes: Passes = field(default_factory=Passes)
     saved: bool = False  # whether fingerprints come from the file of a saved fit
-    views: Callable[[Batch, str], Iterable[Batch]] | None = None  # parts of a batch, with views of outputs as inputs
+    sketch: Callable[[Batch, str], Iterable[Batch]] | None = None  # parts of a batch, whose outputs are sketched
     _first: Any = None
 
     def __post_init__(self) -> None:
@@ -89,15 +89,15 @@ class Batches:
         return self.read(None)
 
     def read(self, label: str | None) -> Iterator[Batch]:
-        """Read all batches once, as views of the outputs if there are any, and show progress under `label`."""
-        for number, batch in enumerate(self.plain(label)):
-            yield from self._viewed(batch, number)
+        """Read all batches once, in parts with sketched outputs if there is a sketch; show progress under `label`."""
+        for number, batch in enumerate(self.unsketched(label)):
+            yield from self._sketched(batch, number)
 
-    def _viewed(self, batch: Batch, number: int) -> Iterable[Batch]:
-        return (batch,) if self.views is None else self.views(batch, f"batch {number}")
+    def _sketched(self, batch: Batch, number: int) -> Iterable[Batch]:
+        return (batch,) if self.sketch is None else self.sketch(batch, f"batch {number}")
 
-    def plain(self, label: str | None) -> Iterator[Batch]:
-        """As `read`, but as the loader gives them, without views. Batches without examples are skipped."""
+    def unsketched(self, label: str | None) -> Iterator[Batch]:
+        """As `read`, but without a sketch. Batches without examples are skipped."""
         if self.passes.closed:
             raise partial_data_error()
         if self.loader is NO_DATA:
@@ -156,7 +156,7 @@ class Batches:
         if group.alone:
             return next(self.read(None))
         if self._first is None:  # its targets are transformed below
-            local = next(self.plain(None), None)
+            local = next(self.unsketched(None), None)
             have_any = group.all_gather_object("the first batch", local is not None)
             if not any(have_any):
                 raise no_examples()
@@ -166,7 +166,7 @@ class Batches:
             self._first = group.all_gather_object("the first batch", sent)[have_any.index(True)]
         raw = to_device(self._first, self.device)
         targets = raw[1] if self.target_transform is None else self.target_transform(raw[1])
-        return next(iter(self._viewed(Batch(raw[0], targets, 0, len(targets), raw[2]), 0)))
+        return next(iter(self._sketched(Batch(raw[0], targets, 0, len(targets), raw[2]), 0)))
 
     def _changed(self, got: str) -> LoaderError:
         """The error for data that differ from an earlier pass."""
@@ -210,7 +210,8 @@ def split(raw: Any, where: str) -> tuple[Inputs, Any, Any]:
         inputs = {key: value for key, value in raw.items() if key not in (keys[0], WEIGHT_KEY)}
         return inputs, raw[keys[0]], raw.get(WEIGHT_KEY)
     if isinstance(raw, (tuple, list)) and len(raw) in (2, 3):
-        return _plain(raw[0]), raw[1], raw[2] if len(raw) == 3 else None
+        inputs = dict(raw[0]) if isinstance(raw[0], Mapping) else raw[0]  # as torch's pytrees know dicts
+        return inputs, raw[1], raw[2] if len(raw) == 3 else None
     got = f"{type(raw).__name__} of {len(raw)}" if isinstance(raw, (tuple, list)) else type(raw).__name__
     raise InputError(
         f"expected (inputs, targets), (inputs, targets, weights) or a dict with labels in {where}, got {got}. "
@@ -236,13 +237,8 @@ def split_targets(raw: Any, positional: int = 1) -> tuple[Inputs, Any]:
     nested = any(isinstance(item, (tuple, list, Mapping)) for item in raw)
     weighted = len(raw) == 3 and positional != 3
     if (len(raw) == 2 or weighted) and (nested or positional == 1):
-        return _plain(raw[0]), raw[1]
+        return split(raw, "this batch")[:2]
     return tuple(raw), None
-
-
-def _plain(inputs: Inputs) -> Inputs:
-    """Convert mappings of any kind to dicts, so that their tensors are found and moved."""
-    return dict(inputs) if isinstance(inputs, Mapping) else inputs
 
 
 def check_finite(value: Any, what: str, where: str) -> None:
@@ -415,34 +411,21 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
     if found.drop_last and left:
         notes.append(f"the loader drops its last, incomplete batch: {left} training examples were not read")
     if type(loader) is DataLoader and loader.collate_fn is default_collate and type(dataset) is TensorDataset:
-        return TensorBatches(dataset, size, found.drop_last)
+        return TensorBatches(sampler, size, found.drop_last)
     return found
 
 
-@dataclass(frozen=True)
-class TensorBatches:
+class TensorBatches(BatchSampler):
     """The batches of a DataLoader that reads tensors in order: slices, copied as a whole, not row by row.
 
     Examples:
-        >>> batches = TensorBatches(TensorDataset(torch.arange(5)), 2)
+        >>> batches = TensorBatches(SequentialSampler(TensorDataset(torch.arange(5))), 2, drop_last=False)
         >>> len(batches), [batch[0].tolist() for batch in batches]
         (3, [[0, 1], [2, 3], [4]])
     """
 
-    dataset: TensorDataset
-    size: int
-    drop_last: bool = False
-
-    def __len__(self) -> int:
-        """Number of batches."""
-        examples = len(self.dataset)
-        return examples // self.size if self.drop_last else -(-examples // self.size)
-
-    def __getitem__(self, number: int) -> list[Tensor]:
-        """One batch, as a copy: a model may write into its inputs."""
-        rows = slice(number * self.size, (number + 1) * self.size)
-        return [tensor[rows].clone() for tensor in self.dataset.tensors]
-
-    def __iter__(self) -> Iterator[list[Tensor]]:
-        """All batches in order."""
-        return map(self.__getitem__, range(len(self)))
+    def __iter__(self) -> Iterator[Any]:
+        """Copies of the examples of each batch: a model may write into its inputs."""
+        sampler: Any = self.sampler
+        for low in range(0, len(self) * self.batch_size, self.batch_size):
+            yield [tensor[low : low + self.batch_size].clone() for tensor in sampler.data_source.tensors]

@@ -28,8 +28,8 @@ from whence.influence.fitted import (
     using_model,
     variance_terms,
 )
+from whence.jacobian.functionals import OutputMixtures, SelectedOutputs
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.views import OutputMixtures, SelectedOutputs
 from whence.linalg import largest
 from whence.results import frame
 

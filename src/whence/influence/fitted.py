@@ -34,10 +34,10 @@ from whence.data.batches import (
 from whence.display import Shown, listing
 from whence.errors import InputError, LoaderError, StaleModelError, shortly
 from whence.estimators import POLICIES, AdjustedResiduals, LeaveOneOut, hat_blocks, hat_roots, out_of_range
+from whence.jacobian.functionals import SelectedOutputs
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import Network
-from whence.jacobian.views import SelectedOutputs
 from whence.results import Diagnostics, Uncertainty
 from whence.runtime.execution import Chunks
 from whence.runtime.model_state import check_evaluation_mode, fingerprint, locked, preserved, rounded_products

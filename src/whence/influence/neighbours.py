@@ -33,8 +33,8 @@ from torch.nn.modules.conv import _ConvNd
 from whence.data.batches import Inputs, take
 from whence.influence.classes import Codes, predicted_classes
 from whence.influence.fitted import Fitted, evenly_spaced, training_examples
+from whence.jacobian.functionals import OutputFunctional
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.views import OutputView
 from whence.linalg import eigh, largest, solve_lower
 from whence.runtime.execution import partial_data_error
 
@@ -70,7 +70,7 @@ def outputs_and_layers(fitted: Fitted, inputs: Inputs, names: Sequence[str] | No
     Layers are modules with a matrix of weights. The outputs stand for a model without any.
     """
     network = fitted.problem.network
-    inputs = inputs.inputs if isinstance(inputs, OutputView) else inputs
+    inputs = inputs.inputs if isinstance(inputs, OutputFunctional) else inputs
     found: dict[str, Tensor] = {}
 
     def keep(name: str, layer: nn.Module, given: tuple[object, ...]) -> None:

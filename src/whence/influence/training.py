@@ -124,7 +124,7 @@ def suspicion_over_copies(fitted: Fitted, augment: Callable[[Any], Any], copies:
     found = []
     with using_model(fitted), torch.no_grad():
         for _ in range(copies):
-            outputs = torch.cat([of_copies(batch) for batch in problem.batches.plain("copies")])
+            outputs = torch.cat([of_copies(batch) for batch in problem.batches.unsketched("copies")])
             moved = outputs.reshape(problem.outputs.shape).to(problem.dtype) - problem.outputs
             without, own = (problem.log_residuals_after(change + moved) for change in changes)
             found.append((without[0], *own))

@@ -185,7 +185,7 @@ def _parts(
         bread = replace(bread, problem=bread.stream.problem)
         sandwich = replace(sandwich, fitted=bread)
     if problem.sketch is not None:
-        batches.views = problem.sketch.views
+        batches.sketch = problem.sketch
     return {**parts, "problem": problem, "bread": bread, "sandwich": sandwich, "meats": meats}
 
 

@@ -12,9 +12,10 @@ error.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,23 +26,22 @@ from torch.utils.checkpoint import CheckpointError
 from whence.data.batches import Call, Inputs, batch_size, take
 from whence.display import listing
 from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
-from whence.jacobian import verify
-from whence.jacobian.gradients import Block, Dense, Layout, Tangent, concatenate, normal_numbers
+from whence.jacobian.functionals import SoftmaxColumns
+from whence.jacobian.gradients import Block, Dense, Kronecker, Layout, Tangent, concatenate, normal_numbers
 from whence.jacobian.record import (
     Forms,
+    GraphUses,
     PerExample,
-    Walk,
     differentiable,
     forms_of,
     make_blocks,
+    pull,
     tangents_of,
-    walk,
+    uses_in_graph,
     wanted_blocks,
 )
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import Arguments, CallSite, Function, Intercept, Keywords, Record, Recorder
-from whence.jacobian.verify import AutogradReference
-from whence.jacobian.views import SoftmaxColumns
 from whence.linalg import gradients_not_finite
 
 BATCH_SIZES = (7, 5, 3, 2)  # for verification: unlikely to equal a width, head count or sequence length
@@ -163,18 +163,13 @@ class Capture:
         if n > 1 and self._one_by_one:
             return self._run_one_by_one(inputs)
         found = self._record(inputs)
-        outputs, records = found.outputs, found.records
         if self._leave_to_fallback(found.unrecorded):
             return self.run(inputs, reference)
         if not self._fixed:
-            self.forms = forms_of(records, self._parameters)
+            self.forms = forms_of(found.records, self._parameters)
             self.blocks = make_blocks(self.forms, self._parameters)
-        unverified = self._reuse_layouts(records, n)
-        for record in unverified:
-            self._check_form(record)
-        suspect = records if found.may_reorder else unverified
-        fresh = verify.find_layouts(outputs, suspect) if n > 1 and suspect else unverified
-        if lost := [record for record in fresh if record.layout is None]:  # record fewer uses, and try again
+        new, lost = self._new_uses(found)
+        if lost:  # record fewer uses, and try again
             names = {name for record in lost for name in record.parameters}
             why = "the model reorders the examples of a batch, or a layer's output has no axis for them"
             if guesses := {record.guess: False for record in lost if record.guess is not None}:
@@ -184,11 +179,16 @@ class Capture:
             else:
                 self._leave_to_fallback(names, why)
             return self.run(inputs, reference)
-        new = [record for record in fresh if record in unverified]
-        compared = reference is not None or (n > 1 and new)
-        if compared and not self._agrees(found, new, reference):
-            return self.run(inputs, reference)
-        return self._with_fallback(found, inputs, reference)
+        try:
+            captured = self._with_fallback(found, inputs)
+            wrong = self._mismatches(captured, found, new, reference)
+            if wrong and self.fallback.issuperset(wrong):
+                raise _not_autograds(wrong)
+        except Exception as error:  # anything vmap does not support: one example at a time always works
+            if n == 1 or not self.fallback or isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            return self._run_one_by_one(inputs, f"torch.vmap cannot run this model ({first_line(error)})")
+        return self.run(inputs, reference) if self._leave_to_fallback(wrong) else captured
 
     def forms_on(self, inputs: Inputs) -> Forms:
         """The forms of the uses of parameters on other inputs; none for parameters whose use no rule covers."""
@@ -207,20 +207,20 @@ class Capture:
             cotangents = normal_numbers((2, *run.outputs.shape), 0, run.outputs)
             each = [run.tangents(cotangents, batched=batched) for batched in (False, True)]
             pairs = ((one.materialize(), other.materialize()) for one, other in zip(*each, strict=True))
-            return all(verify.close(other, one, verify.tolerance(one.dtype, one.device)) for one, other in pairs)
+            return all(close(other, one, tolerance(one.dtype, one.device)) for one, other in pairs)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception:  # anything vmap does not support: one cotangent at a time always works
             return False
 
-    def _record(self, inputs: Inputs) -> Walk:
+    def _record(self, inputs: Inputs) -> GraphUses:
         """Run the model on a batch: outputs with their graph, and the uses of parameters that they depend on."""
         n = batch_size(inputs, "this batch")
         with differentiable(), Recorder(READERS, self._recorded, n, self._batch_axes) as recorder:
             outputs = self._call(inputs)
         if outputs.dim() != 2 or len(outputs) != n:
             raise ShapeError(f"expected outputs of shape ({n}, k), got {tuple(outputs.shape)}.")
-        return walk(outputs, recorder, self._recorded)
+        return uses_in_graph(outputs, recorder, self._recorded)
 
     def _run_one_by_one(self, inputs: Inputs, why: str = "") -> CapturedOneByOne:
         """Run the examples of this batch, and of all later ones, one at a time."""
@@ -276,7 +276,7 @@ class Capture:
         if unused := [name for name in self.unused if name not in known]:
             self._notes.append(f"the outputs of the first examples do not depend on {listing(unused)}")
         captured = self.run(inputs, reference)
-        if not verify.close(captured.outputs, reference.outputs, reference.tolerance):
+        if not close(captured.outputs, reference.outputs, reference.tolerance):
             gap = float((captured.outputs - reference.outputs).abs().max())
             raise UncapturedParameterError(
                 "expected the outputs of the model under capture to be its own, got a difference of "
@@ -287,47 +287,58 @@ class Capture:
             raise _not_autograds(wrong)
         return precision
 
-    def _reuse_layouts(self, records: Sequence[Record], n: int) -> list[Record]:
-        """Give records the layouts verified before if they fit, else a likely one; return those not verified."""
-        seen: Counter[tuple[Any, ...]] = Counter()
+    def _new_uses(self, found: GraphUses) -> tuple[list[Record], list[Record]]:
+        """Give uses the layouts verified before, or find one; return those not verified, and those without a layout."""
+        n, seen = len(found.outputs), Counter[tuple[Any, ...]]()
         unverified: list[Record] = []
-        for record in records:
+        for record in found.records:
             known = self._layouts.get(record.key, [])
             layout = known[0] if seen[record.key] < len(known) and len(set(known)) == 1 else None
             if layout is None or record.guess is not None or not layout.fits(record.shape, n):
                 layout = next(iter(record.possible_layouts(n)), None)
+                self._check_form(record)
                 unverified.append(record)
             seen[record.key] += 1
             record.layout = layout
-        return unverified
+        suspect = found.records if found.may_reorder else unverified
+        fresh = find_layouts(found.outputs, suspect) if n > 1 and suspect else unverified
+        lost = [record for record in fresh if record.layout is None]
+        return [record for record in fresh if record in unverified], lost
 
-    def _agrees(self, found: Walk, fresh: Sequence[Record], reference: AutogradReference | None) -> bool:
-        """Whether these gradients add up to autograd's. If so, keep the layouts; if not, parameters fall back."""
-        blocks: Sequence[Block] = self.blocks
+    def _mismatches(
+        self, captured: Captured, found: GraphUses, new: Sequence[Record], reference: AutogradReference | None
+    ) -> Mapping[str, str]:
+        """Parameters whose gradients do not add up to autograd's: all, or those not verified so far.
+
+        If there are none, the layouts of the uses are kept for later batches.
+        """
+        names = {name for record in new for name in record.parameters} | self._unverified_fallback
+        blocks, fallback = self.blocks, captured.fallback
         if reference is None:
-            used = {name for record in fresh for name in record.parameters}
-            blocks = [block for block in self.blocks if used.intersection(block.parameters)]
+            if not names or len(captured.graph) == 1:
+                return {}
+            blocks = tuple(block for block in self.blocks if names.intersection(block.parameters))
+            fallback = fallback if self._unverified_fallback else None
             wanted = {name: self._parameters[name] for block in blocks for name in block.parameters}
-            reference = AutogradReference.of(found.outputs, wanted, self._precision)
-        tangents = tangents_of(blocks, found.outputs, found.records, reference.cotangent[None], last=False)
-        wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
-        if wrong:
-            if not self._leave_to_fallback(wrong):
-                raise _not_autograds(wrong)
-            return False
+            reference = AutogradReference.of(captured.graph, wanted, self._precision)
+        tangents = replace(captured, blocks=blocks, fallback=fallback).tangents(reference.cotangent[None])
+        if wrong := reference.mismatches(tangents):
+            return wrong
         layouts: dict[tuple[Any, ...], list[Layout | None]] = defaultdict(list)
         for record in found.records:
             layouts[record.key].append(record.layout)
-        self._layouts.update((record.key, layouts[record.key]) for record in fresh)
+        self._layouts.update((record.key, layouts[record.key]) for record in new)
         without = {site: False for site, exists in found.sites.items() if not exists}
-        self._batch_axes.update({**without, **{record.guess: True for record in fresh if record.guess is not None}})
-        return True
+        self._batch_axes.update({**without, **{record.guess: True for record in new if record.guess is not None}})
+        used = {name for name, gradient in reference.gradients.items() if gradient is not None and gradient.any()}
+        self._unverified_fallback -= used
+        return {}
 
     def _check_form(self, record: Record) -> None:
         """Raise if the gradient of a use does not have the form of its parameter's block."""
         blocks = {name: block for block in self.blocks for name in block.parameters}
         for name, block in wanted_blocks(record, self._parameters):
-            if blocks[name].kind != "dense" and blocks[name] not in (block, block.only(name)):
+            if blocks[name].kind != "dense" and blocks[name] not in (block, block.restricted_to(name)):
                 raise UncapturedParameterError(
                     f"expected {name} to be used as on the first batch, got a use of another form "
                     f"({type(record.use).__name__}, output of shape {tuple(record.shape)}). The forward pass takes "
@@ -339,7 +350,7 @@ class Capture:
 
     def _can_fall_back(self, name: str) -> bool:
         """Whether a parameter's gradients may have no particular form."""
-        return not self._fixed or any(block.alone and block.name == name for block in self.blocks)
+        return not self._fixed or any(block.kind == "dense" and block.parameters == (name,) for block in self.blocks)
 
     def _leave_to_fallback(self, names: Iterable[str], why: str = "no rule covers a use of it") -> bool:
         """Leave parameters to the functional fallback from now on; return whether any of them is new there."""
@@ -356,30 +367,16 @@ class Capture:
             self._notes.append(f"{name}: gradients example by example, since {why}")
         return bool(new)
 
-    def _with_fallback(
-        self, found: Walk, inputs: Inputs, reference: AutogradReference | None
-    ) -> Captured | CapturedOneByOne:
-        """Run the model again for parameters that no rule covers, if any, and compare them with autograd if new."""
-        outputs, n = found.outputs, len(found.outputs)
-        together = self._vectorized and not isinstance(inputs, SoftmaxColumns)  # these have many outputs
+    def _with_fallback(self, found: GraphUses, inputs: Inputs) -> Captured:
+        """The captured batch; the model runs again for parameters that no rule covers, if any."""
         parameters = {name: self._parameters[name] for name in self.fallback}
-        if n == 1 or not parameters:
-            own = PerExample(outputs, parameters, parameters) if parameters else None
-            return Captured(self.blocks, outputs, found.records, own, together)
-        try:
-            own = PerExample.vectorized(self._call, parameters, inputs)
-            if self._unverified_fallback:
-                new = {name: self._parameters[name] for name in self._unverified_fallback}
-                reference = reference or AutogradReference.of(outputs, new, self._precision)
-                grads = own.gradients(reference.cotangent[None])
-                if wrong := reference.mismatches([Dense.of_parameter(name, grads[name]) for name in new]):
-                    raise _not_autograds(wrong)
-                self._unverified_fallback -= {n for n, g in reference.gradients.items() if g is not None and g.any()}
-            return Captured(self.blocks, outputs, found.records, own, together)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception as error:  # anything vmap does not support: one example at a time always works
-            return self._run_one_by_one(inputs, f"torch.vmap cannot run this model ({first_line(error)})")
+        fallback = None
+        if parameters and len(found.outputs) == 1:
+            fallback = PerExample(found.outputs, parameters, parameters)
+        elif parameters:
+            fallback = PerExample.vectorized(self._call, parameters, inputs)
+        vectorized = self._vectorized and not isinstance(inputs, SoftmaxColumns)  # these have many outputs
+        return Captured(self.blocks, found.outputs, found.records, fallback, vectorized)
 
 
 def _not_autograds(wrong: Mapping[str, str]) -> UncapturedParameterError:
@@ -388,3 +385,112 @@ def _not_autograds(wrong: Mapping[str, str]) -> UncapturedParameterError:
         f"expected the gradients of single examples in {name} to add up to autograd's, {gap}. Leave {name} out of the "
         "selection, or check that no example of a batch has an influence on another."
     )
+
+
+# --- Autograd's gradients, to compare with ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AutogradReference:
+    """Autograd's gradients of the model for one random cotangent."""
+
+    outputs: Tensor  # (n, k)
+    precision: torch.dtype  # the lowest precision inside the model
+    cotangent: Tensor  # (n, k)
+    gradients: Mapping[str, Tensor | None]  # None if the outputs do not depend on the parameter
+
+    @classmethod
+    def of(cls, outputs: Tensor, parameters: Mapping[str, Tensor], precision: torch.dtype) -> AutogradReference:
+        """From outputs with a graph, which is kept."""
+        cotangent = normal_numbers(outputs.shape, len(outputs), outputs)
+        found = pull(outputs, list(parameters.values()), cotangent)
+        dense = [g.to_dense() if g is not None and g.is_sparse else g for g in found]
+        return cls(outputs.detach(), precision, cotangent, dict(zip(parameters, dense, strict=True)))
+
+    @property
+    def tolerance(self) -> float:
+        """Expected relative error between two ways of computing the same numbers."""
+        return tolerance(self.precision, self.outputs.device)
+
+    def mismatches(self, tangents: Sequence[Tangent]) -> dict[str, str]:
+        """Parameters whose captured gradients, summed over examples, differ from autograd's; and by how much."""
+        scale = math.hypot(*(float(g.double().norm()) for g in self.gradients.values() if g is not None))
+        floor = scale * max(min(100 * torch.finfo(self.precision).eps, 1e-2), self.tolerance**2)  # if terms cancel
+        wrong: dict[str, str] = {}
+        for tangent in tangents:
+            total, norm_of_terms = _sum_over_examples(tangent)
+            for name, got in tangent.block.from_matrix(total).items():
+                truth = self.gradients[name]
+                expected = torch.zeros_like(got) if truth is None else truth.double()
+                gap, norm = float((got - expected).norm()), float(expected.norm())
+                if not gap <= self.tolerance * (norm + norm_of_terms) + floor:
+                    wrong[name] = f"norm {norm:.6g}, got norm {float(got.norm()):.6g}, difference {gap:.3g}"
+        return wrong
+
+
+def _sum_over_examples(tangent: Tangent) -> tuple[Tensor, float]:
+    """The sum for one cotangent, as the block's matrix, and the norm of its terms, which may cancel."""
+    if not isinstance(tangent, Kronecker):
+        each = tangent.materialize().double()[:, 0]
+        return each.sum(0), float(each.norm())
+    a, g = tangent.inputs().double(), tangent.grads().double()
+    norm = (a.square().sum(-1).unsqueeze(1) * g.square().sum(-1)).sum().sqrt()
+    return torch.einsum("nceto,neti->eoi", g, a), float(norm)
+
+
+def tolerance(precision: torch.dtype, device: torch.device) -> float:
+    """Expected relative error between two ways of computing outputs or gradients."""
+    fast = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    if device.type == "cuda" and fast and precision == torch.float32:
+        return 1e-2
+    return {torch.float64: 1e-8, torch.float16: 3e-2, torch.bfloat16: 1e-1}.get(precision, 1e-3)
+
+
+def close(one: Tensor, other: Tensor, relative: float) -> bool:
+    """Whether two tensors differ by at most a share of the norm of the second."""
+    if one.shape != other.shape:
+        return False
+    gap, size = (one.double() - other.double()).norm(), other.double().norm()
+    return bool(gap <= relative * size + torch.finfo(torch.float32).tiny)
+
+
+# --- Where the examples are -------------------------------------------------------------------------------------------
+
+
+def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[Record]:
+    """Give uses a layout in which every example's gradients scale with its cotangent, or `None` if there is none.
+
+    Uses without a gradient stay as they are; the others are returned. Factors are powers of two, such that any two
+    examples have different ones in at least one of a few backward passes.
+    """
+    n, cotangent = len(outputs), normal_numbers(outputs.shape, len(outputs), outputs)
+    plain = zip(records, pull(outputs, [record.edge for record in records], cotangent), strict=True)
+    found = [(record, grads) for record, grads in plain if grads is not None and grads.any()]
+    used = [record for record, _ in found]
+    layouts = [record.possible_layouts(n) for record in used]
+    for factors in _factors(outputs) if used else ():
+        scaled = pull(outputs, [record.edge for record in used], factors.unsqueeze(1) * cotangent)
+        for at, ((_, before), after) in enumerate(zip(found, scaled, strict=True)):
+            layouts[at] = [one for one in layouts[at] if after is not None and _scales(before, after, one, factors)]
+    for record, possible in zip(used, layouts, strict=True):
+        record.layout = next(iter(possible), None)
+    return used
+
+
+def _factors(outputs: Tensor) -> Iterator[Tensor]:
+    """Powers of two (n,) for each digit of the numbers of the examples."""
+    base = 7 if outputs.dtype == torch.float16 else 15  # number of powers of two within the range of the precision
+    number, place = torch.arange(len(outputs), device=outputs.device), 1
+    while place == 1 or place < len(outputs):
+        yield torch.pow(2.0, (number // place % base - base // 2).double()).to(outputs.dtype)
+        place *= base
+
+
+def _scales(before: Tensor, after: Tensor, layout: Layout, factors: Tensor) -> bool:
+    """Whether the gradients of every example were multiplied by its factor."""
+    n = len(factors)
+    wanted = layout.canonical(before, n).reshape(n, -1).double() * factors.double().unsqueeze(1)
+    gap = (layout.canonical(after, n).reshape(n, -1).double() - wanted).norm(dim=1)
+    size = wanted.norm(dim=1)
+    floor = min(100 * torch.finfo(before.dtype).eps, 1e-2) * float(size.max())
+    return bool((gap <= tolerance(before.dtype, before.device) * size + floor).all())

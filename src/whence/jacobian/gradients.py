@@ -49,12 +49,7 @@ class Block:
         """Number of scalar parameters."""
         return sum(math.prod(shape) for shape in self.shapes)
 
-    @property
-    def alone(self) -> bool:
-        """Whether this is one parameter in no particular form."""
-        return self.kind == "dense" and len(self.parameters) == 1
-
-    def only(self, name: str) -> Block:
+    def restricted_to(self, name: str) -> Block:
         """The block of one of the parameters without the others: a bias alone has no particular form."""
         at = self.parameters.index(name)
         if at:

@@ -17,10 +17,10 @@ from torch.func import jvp, vmap
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import SingularCurvatureError, first_line
 from whence.jacobian.capture import Capture
+from whence.jacobian.functionals import SoftmaxColumns
 from whence.jacobian.gradients import Block, normal_numbers
 from whence.jacobian.network import Network, Selection
 from whence.jacobian.record import gradients
-from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.execution import Chunks
 from whence.runtime.model_state import plain_kernels
 
@@ -161,6 +161,6 @@ class Jacobian:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # anything forward mode does not support
-            why = first_line(error)
+            why = first_line(error.__cause__ or error)
         self.notes.append(f"forward-mode derivatives failed ({why}); products with the rows of the Jacobian instead")
         return False

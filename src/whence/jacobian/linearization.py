@@ -14,11 +14,11 @@ from whence.data.batches import Batch, Batches, Inputs, length, take
 from whence.data.targets import LossDerivatives, Positions, check_weights_given, diagonal_blocks, none_if_ones
 from whence.errors import ShapeError
 from whence.jacobian.capture import Capture
+from whence.jacobian.functionals import OutputFunctional
 from whence.jacobian.gradients import HALVES
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
-from whence.jacobian.network import CheckedOutputs, Network, Selection, in_words
+from whence.jacobian.network import CheckedOutputs, Network, Selection, describe_outputs
 from whence.jacobian.sketches import ALL_COLUMNS, ALL_OUTPUTS, COLUMNS, HessianSketch, Labels, SketchedOutputs
-from whence.jacobian.views import OutputView
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import eigh
 from whence.runtime.checkpoint import State
@@ -147,8 +147,8 @@ class Linearization:
         return self.network.device
 
     def output_count(self, inputs: Inputs) -> int:
-        """Number of outputs of an example: k, or that of a view."""
-        return inputs.count if isinstance(inputs, OutputView) else self.k
+        """Number of outputs of an example: k, or of functionals."""
+        return inputs.count if isinstance(inputs, OutputFunctional) else self.k
 
     def jacobian(self) -> Jacobian:
         """The Jacobian of the network in the selected parameters."""
@@ -332,7 +332,7 @@ def _loss_derivatives(
         budget.require(
             3.0 * size,  # for concatenation, and for roots of the noise and leverages of the same size
             f"the Hessians of the {likelihood.name} loss for {batch.start + batch.size} training examples or more and "
-            f"{in_words(checked.shape)}",
+            f"{describe_outputs(checked.shape)}",
             "Use fewer columns of the Hessians (hessian_columns=16), fewer training examples, or a larger max_memory.",
         )
     shapes = _of_all_processes(batches, checked.shape, given)
@@ -378,8 +378,8 @@ def default_columns(network: Network, batches: Batches) -> int | None:
     every = batches.passes.process_group.all_gather_object("the data", None if known is None else known * first.size)
     columns = COLUMNS if None in every else min(COLUMNS, max(1, -(-ALL_COLUMNS // max(sum(every), 1))))
     batches.notes.append(
-        f"of {in_words(shape)}, {columns} random column{'s' * (columns > 1)} of the loss's Hessian were used in each "
-        "training example, and the residual; hessian_columns='all' uses all"
+        f"of {describe_outputs(shape)}, {columns} random column{'s' * (columns > 1)} of the loss's Hessian were used "
+        "in each training example, and the residual; hessian_columns='all' uses all"
     )
     return columns
 
@@ -391,7 +391,7 @@ def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> dict[str, 
     """
     chunks: list[SketchedOutputs] = []
     given: list[bool] = []
-    for number, whole in enumerate(batches.plain("outputs")):
+    for number, whole in enumerate(batches.unsketched("outputs")):
         for batch, found in sketch.derivatives(whole, f"batch {number}"):
             chunks.append(found)
             given.append(batch.weights is not None)
@@ -401,7 +401,7 @@ def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> dict[str, 
     padded = [chunk.padded(longest) for chunk in chunks]
     outputs, gram, weights, counted, *labels = _gathered(batches, padded, sketch.network.device)
     sketch.labels, sketch.dense, sketch.counted = Labels(*labels), bool(positions), int(counted.sum())
-    batches.views = sketch.views
+    batches.sketch = sketch
     eye = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
     unit = {"residuals": eye[-1].expand_as(outputs), "hessian_roots": eye[:, :-1].expand(len(outputs), -1, -1)}
     return {"outputs": outputs, **unit, "sample_weights": weights, "sketch": sketch, "gram": gram}

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.backends import cudnn
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map
@@ -21,18 +20,18 @@ from torch.utils._pytree import tree_map
 from whence.data.batches import Batch, Batches, Inputs, batch_size, check_finite, describe, take
 from whence.display import listing
 from whence.errors import InputError, NotDeterministicError, ShapeError, WhenceError, did_you_mean, first_line
-from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, bind
+from whence.jacobian.functionals import OutputFunctional
+from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, bind, substituted
 from whence.jacobian.rules.channels_last import fast_relu
 from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
-from whence.jacobian.views import OutputView
 from whence.runtime.model_state import settings
 
 # Largest differences of outputs, relative to the largest output: between two calls (GPUs sum in any order), between an
 # example alone and in its batch, and between machines.
-REPEATED = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2}
-ALONE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 3e-2}
-ELSEWHERE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2}
-COARSE = 1e-1  # the same for bfloat16
+REPEATED_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2}
+SINGLE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 3e-2}
+DEVICE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2}
+COARSEST_TOLERANCE = 1e-1  # the same for bfloat16
 CHECKED_EXAMPLES = 256  # examples of the first batch whose outputs are checked first
 CHECKED_BATCHES = 32  # batches in which two examples are also run alone; later only in batches 2^i
 
@@ -46,7 +45,6 @@ class Network:
         self.device = first.device if first is not None else torch.device("cpu")
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
         self._compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
-        self._slots = parameter_slots(model)
 
         dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         self._coarsest = max(dtypes, key=lambda one: torch.finfo(one).eps, default=torch.float32)
@@ -55,16 +53,16 @@ class Network:
     def tolerance(self) -> float:
         """Largest relative difference to the outputs of the same model on another machine."""
         rounded = self.device.type != "cpu" and self._coarsest != torch.float64  # products, perhaps to TF32
-        return max(ELSEWHERE.get(self._coarsest, COARSE), 1e-2 if rounded else 0.0)
+        return max(DEVICE_TOLERANCE.get(self._coarsest, COARSEST_TOLERANCE), 1e-2 if rounded else 0.0)
 
     @property
     def repeated_tolerance(self) -> float:
         """Largest relative difference between two calls on the same inputs."""
-        return REPEATED.get(self._coarsest, COARSE)
+        return REPEATED_TOLERANCE.get(self._coarsest, COARSEST_TOLERANCE)
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
-        """Outputs (n, k) with positions flattened, or the part that a view selects."""
-        if isinstance(inputs, OutputView):
+        """Outputs (n, k) with positions flattened, or functionals of them."""
+        if isinstance(inputs, OutputFunctional):
             return inputs.apply(self(inputs.inputs, where))
         return self.shaped(inputs, where).flatten(1)
 
@@ -86,14 +84,10 @@ class Network:
         return as_outputs(outputs, batch_size(inputs, where), where)
 
     def with_parameters(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
-        """Outputs (n, k) with some parameters replaced, for `torch.func`."""
-        if isinstance(inputs, OutputView):
-            return inputs.apply(self.with_parameters(parameters, inputs.inputs))
-        args, kwargs = arguments(inputs)
-        replaced = {slot: value for name, value in parameters.items() for slot in self._slots[name]}
-        with self._kernels():
-            outputs = functional_call(self.model, replaced, args, kwargs, tie_weights=False)
-        return as_outputs(outputs, batch_size(inputs, "this batch"), "this batch").flatten(1)
+        """Outputs (n, k) with some parameters replaced."""
+        own = {name: id(parameter) for name, parameter in self.model.named_parameters()}
+        with substituted({own[name]: value for name, value in parameters.items()}):
+            return self(inputs)
 
     def _kernels(self) -> AbstractContextManager[Any]:
         """No cuDNN for gradients of recurrent layers (it has them only in training mode), and no compiled code."""
@@ -112,7 +106,7 @@ class Network:
             again = self(inputs, "batch 0")
         check_finite(once, "outputs of the model", "batch 0")
         gap = float((once - again).abs().max())
-        if gap > REPEATED.get(once.dtype, COARSE) * float(once.abs().max()):
+        if gap > REPEATED_TOLERANCE.get(once.dtype, COARSEST_TOLERANCE) * float(once.abs().max()):
             raise NotDeterministicError(
                 f"expected the same outputs from two calls on batch 0, got a difference of {gap:.3g}. "
                 "The model draws random numbers or keeps state: make its forward deterministic in eval mode."
@@ -166,8 +160,10 @@ class CheckedOutputs:
                 "fit(..., hessian_columns=16)."
             )
             raise ShapeError(
-                f"expected {in_words(self.shape)} as in batch 0, got {in_words(here)} in {where}. Wrap the model in a "
-                "module that returns the same number of outputs for every batch." + advice * self.same_positions
+                f"expected {describe_outputs(self.shape)} as in batch 0, got {describe_outputs(here)} in {where}. Wrap "
+                "the model in a module that returns the same number of outputs for every batch."
+                + advice
+                * self.same_positions
             )
         check_finite(outputs, "outputs of the model", where)
         self.batches += 1
@@ -201,7 +197,7 @@ class CheckedOutputs:
         with torch.no_grad():
             alone, together = self.network(take(inputs, slice(at, at + 1)), f"{name} alone")[0], outputs[at]
         gap = float((alone - together).abs().max()) if alone.shape == together.shape else float("inf")
-        if not gap <= ALONE.get(together.dtype, COARSE) * self.scale:
+        if not gap <= SINGLE_TOLERANCE.get(together.dtype, COARSEST_TOLERANCE) * self.scale:
             raise NotDeterministicError(
                 f"expected each example's outputs to be its own, got other outputs for {name} when it comes alone (a "
                 f"difference of {gap:.3g} where outputs reach {self.scale:.3g}). The model mixes the examples of a "
@@ -209,7 +205,7 @@ class CheckedOutputs:
             )
 
 
-def in_words(shape: torch.Size) -> str:
+def describe_outputs(shape: torch.Size) -> str:
     """A shape (..., k) of outputs, for messages."""
     return f"{shape[-1]} outputs" + (f" at {' x '.join(map(str, shape[:-1]))} positions" if len(shape) > 1 else "")
 
@@ -219,24 +215,6 @@ def _without_rescaling(function: Function, args: Arguments, kwargs: Keywords) ->
     if function in (F.embedding, F.embedding_bag):
         refuse_rescaling(bind(TABLE if function is F.embedding else BAG, args, kwargs), ["max_norm"])
     return function(*args, **kwargs)
-
-
-def parameter_slots(model: nn.Module) -> dict[str, list[str]]:
-    """One name for every attribute that holds a parameter, by the parameter's first name.
-
-    `functional_call` ties weights by all their names. If one module has two names, it would replace the same attribute
-    twice, and afterwards restore the replacement instead of the parameter.
-
-    Examples:
-        >>> layer = nn.Linear(2, 2, bias=False)
-        >>> parameter_slots(nn.Sequential(layer, nn.Tanh(), layer))
-        {'0.weight': ['0.weight']}
-    """
-    slots: dict[int, dict[tuple[int, str], str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        path, _, attribute = name.rpartition(".")
-        slots.setdefault(id(parameter), {}).setdefault((id(model.get_submodule(path)), attribute), name)
-    return {next(iter(names.values())): [*names.values()] for names in slots.values()}
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

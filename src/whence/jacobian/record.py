@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,22 +20,11 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map
 
 from whence.data.batches import Call, Inputs, batch_size
+from whence.jacobian.functionals import Columns
 from whence.jacobian.gradients import Block, Dense, Kind, Kronecker, Layout, Rows, Tangent, Whole
-from whence.jacobian.rules.base import (
-    Arguments,
-    CallSite,
-    Function,
-    Intercept,
-    Keywords,
-    Record,
-    Recorder,
-    Root,
-    Tracked,
-    Use,
-)
+from whence.jacobian.rules.base import CallSite, Record, Recorder, Root, Tracked, Use, substituted
 from whence.jacobian.rules.channels_last import ConvolutionBackward, Relu, ScaleBackward
 from whence.jacobian.rules.embeddings import scatter
-from whence.jacobian.views import Columns
 from whence.runtime.model_state import plain_kernels, signed
 
 
@@ -54,7 +44,7 @@ def differentiable() -> Iterator[None]:
 Edge = tuple[Any, int]  # a node of the graph, and which of its outputs
 
 
-class Walk(NamedTuple):
+class GraphUses(NamedTuple):
     """Result of a walk from the outputs to the parameters."""
 
     outputs: Tensor  # (n, k), with their graph
@@ -64,11 +54,11 @@ class Walk(NamedTuple):
     sites: Mapping[CallSite, bool]  # whether outputs of calls were taken to have a batch axis
 
 
-def walk(outputs: Tensor, recorder: Recorder, parameters: Mapping[str, Tensor]) -> Walk:
-    """Walk from the outputs (n, k) back to parameters and recorded uses, and stop there."""
+def uses_in_graph(outputs: Tensor, recorder: Recorder, parameters: Mapping[str, Tensor]) -> GraphUses:
+    """GraphUses from the outputs (n, k) back to parameters and recorded uses, and stop there."""
     records = recorder.records
     if not outputs.requires_grad:
-        return Walk(outputs, [], set(), False, recorder.sites)
+        return GraphUses(outputs, [], set(), False, recorder.sites)
     names = {id(parameter): (name,) for name, parameter in parameters.items()}
     stops: dict[Edge, list[int]] = {}
     for at, record in enumerate(records):
@@ -94,7 +84,7 @@ def walk(outputs: Tensor, recorder: Recorder, parameters: Mapping[str, Tensor]) 
             elif not may_reorder and n > 1:
                 may_reorder = _may_reorder(node, n, last=node is first.node)
     used = [records[at] for at in sorted(reached) if 0 not in records[at].shape]
-    return Walk(outputs, used, unrecorded, may_reorder, recorder.sites)
+    return GraphUses(outputs, used, unrecorded, may_reorder, recorder.sites)
 
 
 OWN_FUNCTIONS: tuple[Any, ...] = (Columns, ConvolutionBackward, ScaleBackward, Relu)  # these keep rows in place
@@ -205,7 +195,7 @@ def make_blocks(forms: Forms, parameters: Mapping[str, Tensor]) -> tuple[Block, 
     found = []
     for name, blocks in forms.items():
         shared = [block for block in blocks if all(forms[other] == {block} for other in block.parameters)]
-        single = {block.only(name) for block in blocks}
+        single = {block.restricted_to(name) for block in blocks}
         dense = Block(name, (name,), (tuple(parameters[name].shape),), "dense")
         found.append(shared[0] if shared else single.pop() if len(single) == 1 else dense)
     return tuple(dict.fromkeys(found))
@@ -214,51 +204,51 @@ def make_blocks(forms: Forms, parameters: Mapping[str, Tensor]) -> tuple[Block, 
 # --- Backward passes --------------------------------------------------------------------------------------------------
 
 
+def pull(
+    outputs: Tensor, wanted: Sequence[Any], cotangents: Tensor, *, batched: bool = False, keep: bool = True
+) -> list[Tensor | None]:
+    """Gradients in leaves or edges of the graph for a cotangent (n, k), `None` where there is none.
+
+    If `batched`, gradients (c, *shape) for cotangents (c, n, k) in one vectorised pass; torch's `is_grads_batched`
+    would loop over them for convolutions. The graph is freed unless `keep`.
+    """
+    reached: list[bool] = [False] * len(wanted)
+
+    def run(cotangent: Tensor) -> tuple[Tensor, ...]:
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            outputs, wanted, cotangent, retain_graph=keep, allow_unused=True
+        )
+        reached[:] = [one is not None for one in found]
+        return tuple(one for one in found if one is not None)
+
+    grads: Sequence[Tensor] = ()
+    if wanted and outputs.requires_grad and not batched:
+        grads = run(cotangents)
+    elif wanted and outputs.requires_grad:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about kernels that still run in a loop
+            grads = torch.func.vmap(run)(cotangents)
+    each = iter(grads)
+    return [next(each) if one else None for one in reached]
+
+
 def gradients(outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor) -> list[Tensor]:
     """Dense gradients (c, *shape) in the leaves for cotangents (c, n, k); zeros if unused. The graph is kept."""
 
-    def pull(cotangent: Tensor, batched: bool) -> list[Tensor]:
-        options: Any = {"retain_graph": True, "allow_unused": True, "is_grads_batched": batched}
-        found: Sequence[Tensor | None] = torch.autograd.grad(outputs, leaves, cotangent, **options)
-        lead = (len(cotangent),) if batched else ()
-        filled = [leaf.new_zeros(*lead, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
-        return [one.to_dense() if one.is_sparse else one for one in filled]
+    def filled(found: Sequence[Tensor | None], *lead: int) -> list[Tensor]:
+        whole = [leaf.new_zeros(*lead, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
+        return [one.to_dense() if one.is_sparse else one for one in whole]
 
-    if not outputs.requires_grad:
-        return [leaf.new_zeros(len(cotangents), *leaf.shape) for leaf in leaves]
-    if len(cotangents) > 1:
+    if len(cotangents) > 1 and outputs.requires_grad:
+        options: Any = {"retain_graph": True, "allow_unused": True, "is_grads_batched": True}  # faster than vmap here
         try:
-            return pull(cotangents, batched=True)
+            return filled(torch.autograd.grad(outputs, leaves, cotangents, **options), len(cotangents))
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception:  # a function without a vectorised form: one cotangent at a time always works
             pass
-    return [torch.stack(grads) for grads in zip(*(pull(one, batched=False) for one in cotangents), strict=True)]
-
-
-def output_gradients(
-    outputs: Tensor, records: Sequence[Record], cotangent: Tensor, keep: bool = True
-) -> Sequence[Tensor | None]:
-    """Gradients in the outputs of the recorded calls for one cotangent (n, k)."""
-    edges = [record.edge for record in records]
-    if not edges:
-        return []
-    return torch.autograd.grad(outputs, edges, cotangent, retain_graph=keep, allow_unused=True)
-
-
-def _vectorized(outputs: Tensor, records: Sequence[Record], cotangents: Tensor, keep: bool) -> list[Tensor | None]:
-    """All cotangents in one pass; torch's `is_grads_batched` would loop over them for convolutions."""
-    reached: list[bool] = []  # which outputs have a gradient
-
-    def pulled(cotangent: Tensor) -> tuple[Tensor, ...]:
-        found = output_gradients(outputs, records, cotangent, keep)
-        reached[:] = [one is not None for one in found]
-        return tuple(one for one in found if one is not None)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about kernels that still run in a loop
-        grads = iter(torch.func.vmap(pulled)(cotangents))
-    return [next(grads) if one else None for one in reached]
+    each = [filled(pull(outputs, leaves, one)) for one in cotangents]
+    return [torch.stack(grads) for grads in zip(*each, strict=True)]
 
 
 class UseGradients:
@@ -334,7 +324,7 @@ def tangents_of(
     n, passes = len(outputs), [cotangents] if batched else [*cotangents]
     for number, cotangent in enumerate(passes if uses else ()):
         keep = not last or number + 1 < len(passes)
-        found = (_vectorized if batched else output_gradients)(outputs, [use.record for use in uses], cotangent, keep)
+        found = pull(outputs, [use.record.edge for use in uses], cotangent, batched=batched, keep=keep)
         for use, grads in zip(uses, found, strict=True):
             use.add(grads if batched or grads is None else grads.unsqueeze(0), len(cotangents) if batched else 1, n)
     place = {name: at for at, block in enumerate(blocks) for name in block.parameters}
@@ -408,14 +398,16 @@ def _common_rows(index: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
 # --- What no rule covers ----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class PerExample:
     """Gradients of single examples in any parameter, whatever the model does with it.
 
     From outputs (n, k) and a copy of each parameter for every example; for one example the parameters themselves.
     """
 
-    def __init__(self, outputs: Tensor, parameters: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> None:
-        self._outputs, self._parameters, self._copies = outputs, parameters, copies
+    outputs: Tensor
+    parameters: Mapping[str, Tensor]
+    copies: Mapping[str, Tensor]
 
     @classmethod
     def vectorized(cls, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> PerExample:
@@ -425,13 +417,8 @@ class PerExample:
 
         def single(values: dict[str, Tensor], example: Inputs) -> Tensor:
             own = {id(parameter): values[name] for name, parameter in parameters.items()}
-
-            def substituted(function: Function, args: Arguments, kwargs: Keywords) -> Any:
-                args, kwargs = tree_map(lambda value: own.get(id(value), value), (args, kwargs))
-                return function(*args, **kwargs)
-
             one = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, example)
-            with Intercept(substituted):
+            with substituted(own):
                 return call(one).squeeze(0)
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
@@ -441,6 +428,6 @@ class PerExample:
 
     def gradients(self, cotangents: Tensor) -> dict[str, Tensor]:
         """Gradients (n, c, *shape) for cotangents (c, n, k), by one backward pass for each; the graph is kept."""
-        each = [gradients(self._outputs, list(self._copies.values()), one[None]) for one in cotangents]
-        n, pairs = len(self._outputs), zip(self._parameters.items(), zip(*each, strict=True), strict=True)
+        each = [gradients(self.outputs, list(self.copies.values()), one[None]) for one in cotangents]
+        n, pairs = len(self.outputs), zip(self.parameters.items(), zip(*each, strict=True), strict=True)
         return {name: torch.stack([one.reshape(n, *p.shape) for one in grads], 1) for (name, p), grads in pairs}

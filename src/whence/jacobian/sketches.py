@@ -27,8 +27,8 @@ from torch.nn.functional import pad
 from whence.data.batches import Batch, check_finite, take
 from whence.data.targets import example_weights, position_weights, targets_at
 from whence.errors import InputError
+from whence.jacobian.functionals import OutputFunctional, OutputMixtures, Softmax, SoftmaxColumns, chunk_of_positions
 from whence.jacobian.network import CheckedOutputs, Network
-from whence.jacobian.views import OutputMixtures, OutputView, Softmax, SoftmaxColumns, chunk_of_positions
 from whence.likelihoods import Categorical, Likelihood
 from whence.runtime.model_state import signed
 
@@ -63,12 +63,13 @@ class SketchedOutputs(NamedTuple):
         return self._replace(classes=pad(self.classes, (0, 0, 0, more), value=-1), floors=pad(self.floors, (0, more)))
 
 
-Sketched = tuple[OutputView, Tensor, Tensor, Tensor, Labels]  # view, A^T f, A^T A, weights (n, t) of positions, labels
+Sketched = tuple[OutputFunctional, Tensor, Tensor, Tensor, Labels]
+"""A^T as a functional, A^T f, A^T A, weights (n, t) of positions, and labels."""
 
 
 @dataclass
 class HessianSketch:
-    """Views of a few combinations of each training example's outputs, the same in every pass."""
+    """A few combinations of each training example's outputs, the same in every pass."""
 
     network: Network  # the model
     likelihood: Likelihood  # gives residuals and the Hessian's root
@@ -83,10 +84,10 @@ class HessianSketch:
     def __post_init__(self) -> None:
         self.outputs = CheckedOutputs(self.network, same_positions=False)
 
-    def views(self, batch: Batch, where: str) -> Iterator[Batch]:
-        """Yield parts of a batch whose outputs fit in memory, with views as inputs."""
+    def __call__(self, batch: Batch, where: str) -> Iterator[Batch]:
+        """Yield parts of a batch whose outputs fit in memory, with functionals of the outputs as inputs."""
         if self.labels is None or not self._samples(batch.targets):
-            yield from (view for view, _ in self.derivatives(batch, where))
+            yield from (part for part, _ in self.derivatives(batch, where))
             return
         for chunk in self._chunks(batch, self.width * batch.targets[0].numel(), sampled=True):
             yield replace(chunk, inputs=self._softmax_columns(chunk, where, self._known(chunk)))
@@ -99,15 +100,16 @@ class HessianSketch:
         return self.columns < self.width * targets[0].numel()
 
     def derivatives(self, batch: Batch, where: str) -> Iterator[tuple[Batch, SketchedOutputs]]:
-        """Yield the parts of a batch as in `views`, with the results of the first pass."""
+        """Yield the parts of a batch, with the results of the first pass."""
         outputs = self.outputs(batch.inputs, where)
         self.width = outputs.shape[-1]
         sampled = self._samples(batch.targets)
         for chunk in self._chunks(batch, outputs[0].numel(), sampled):
             some = outputs[chunk.start - batch.start :][: chunk.size]
-            view, values, gram, weights, labels = (self._by_labels if sampled else self._by_signs)(some, chunk, where)
+            sketched = (self._by_labels if sampled else self._by_signs)(some, chunk, where)
+            columns, values, gram, weights, labels = sketched
             kept = (one.to(self.dtype) for one in (values, gram, example_weights(chunk.weights, weights)))
-            yield replace(chunk, inputs=view), SketchedOutputs._make([*kept, (weights > 0).sum(1), *labels])
+            yield replace(chunk, inputs=columns), SketchedOutputs._make([*kept, (weights > 0).sum(1), *labels])
 
     def _chunks(self, batch: Batch, outputs: int, sampled: bool) -> Iterator[Batch]:
         """Yield parts of a batch that fit in memory, for examples with this many outputs."""
@@ -130,7 +132,7 @@ class HessianSketch:
         return Labels(*(one[batch.rows, : batch.targets[0].numel()] for one in self.labels))
 
     def _softmax_columns(self, batch: Batch, where: str, labels: Labels) -> SoftmaxColumns:
-        """The view from sampled labels, and for the residual from the targets."""
+        """The columns of sampled labels, and the residual from the targets."""
         assert isinstance(self.likelihood, Categorical)
         answers = batch.targets.unsqueeze(-1).to(self.dtype)  # one for each position
         own, sizes = (one.reshape(batch.size, -1) for one in self.likelihood.labels(batch.targets, self.dtype))
@@ -161,8 +163,8 @@ class HessianSketch:
         _, sizes = self.likelihood.check_labels(targets_at(batch.targets, outputs, where), flat, where)
         weights = weights * (sizes > 0).reshape(weights.shape)
         labels = self._sampled(flat, *self._places(batch, weights)) if self.labels is None else self._known(batch)
-        view = self._softmax_columns(batch, where, labels)
-        return view, *view.products(outputs), weights, labels
+        columns = self._softmax_columns(batch, where, labels)
+        return columns, *columns.products(outputs), weights, labels
 
     # --- Random signs -------------------------------------------------------------------------------------------------
 

@@ -214,7 +214,7 @@ def rounded_products(allowed: bool | None) -> Iterator[None]:
 
 
 @contextmanager
-def same_draws(devices: Sequence[int]) -> Iterator[None]:
+def preserved_random_states(devices: Sequence[int]) -> Iterator[None]:
     """Restore the random states of torch on the CPU and these GPUs, of numpy and Python afterwards."""
     ours, theirs = random.getstate(), np.random.get_state()  # noqa: NPY002  the global state is what is restored
     with torch.random.fork_rng(devices=devices):
@@ -262,7 +262,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
         contents = [(one, one.copy()) for one in held]
         parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
         devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-        stack.enter_context(same_draws(devices))
+        stack.enter_context(preserved_random_states(devices))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         for kind in {"cpu", *(p.device.type for p in model.parameters())}:

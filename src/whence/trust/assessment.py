@@ -21,8 +21,8 @@ from whence.curvature.aligned import FittedIterative, Solved, conjugate_gradient
 from whence.curvature.base import times_hessian
 from whence.data.batches import Inputs, batch_size, take
 from whence.influence.fitted import Fitted, alignments, inputs_of, join_batches, training_examples, using_model
+from whence.jacobian.functionals import OutputMixtures
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.views import OutputMixtures
 from whence.linalg import largest
 from whence.runtime.model_state import rounded_products
 from whence.trust import checks

@@ -265,7 +265,7 @@ def test_a_backward_pass_with_channels_last_is_that_of_torch(options: dict[str, 
     out = functional.conv2d(plain, weight, **options)
     pairs = [(options.get(name, default),) * 2 for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
     assert has_channels_last(x)
-    same = run(ConvolutionBackward, out.detach().half(), x, weight, *pairs, options.get("groups", 1))
+    same = run(ConvolutionBackward, out.detach().half(), x, weight, (*pairs, options.get("groups", 1)))
     assert torch.equal(same, out.half())
     cotangents = torch.randn(3, *out.shape).half()
 

@@ -230,6 +230,20 @@ class Intercept(TorchFunctionMode):
         return self._call(func, args, kwargs or {})
 
 
+def substituted(replacements: Mapping[int, Tensor]) -> Intercept:
+    """A mode in which torch's functions get other tensors in place of some, by the identity of these."""
+
+    def replaced(value: Any) -> Any:
+        if type(value) in (list, tuple):
+            return type(value)(map(replaced, value))
+        return replacements.get(id(value), value)
+
+    def call(function: Function, args: Arguments, kwargs: Keywords) -> Any:
+        return function(*map(replaced, args), **{name: replaced(value) for name, value in kwargs.items()})
+
+    return Intercept(call)
+
+
 Reader: TypeAlias = Callable[[Recorder, Function, Arguments, Keywords], Any]
 
 

@@ -6,7 +6,7 @@ third of the speed of a GPU's memory if one factor is the same for all cotangent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -35,19 +35,10 @@ class ConvolutionBackward(torch.autograd.Function):
     """Returns a convolution's output unchanged; its backward pass is a transposed convolution."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        out: Tensor,
-        images: Tensor,
-        weight: Tensor,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-    ) -> Tensor:
-        """The output."""
+    def forward(ctx: Any, out: Tensor, images: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> Tensor:
+        """The output; the geometry is stride, padding, dilation and groups."""
         ctx.save_for_backward(weight.to(images.dtype, memory_format=torch.channels_last))
-        ctx.geometry, ctx.sizes = (stride, padding, dilation, groups), images.shape[2:]
+        ctx.geometry, ctx.sizes = geometry, images.shape[2:]
         return out.view_as(out)
 
     @staticmethod
@@ -59,7 +50,7 @@ class ConvolutionBackward(torch.autograd.Function):
         least = [(count - 1) * step - 2 * pad + spread * (kernel - 1) + 1 for count, step, pad, spread, kernel in each]
         more = [size - one for size, one in zip(ctx.sizes, least, strict=True)]
         found = torch.conv_transpose2d(grad, weight, None, stride, padding, more, groups, dilation)
-        return grad, found, *[None] * 5
+        return grad, found, None, None
 
 
 class ScaleBackward(torch.autograd.Function):

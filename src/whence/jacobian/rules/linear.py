@@ -273,7 +273,7 @@ def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows, i
         if use is ConvolutionUse and dims == 2 and alike and has_channels_last(given["input"]):
             out = function(**{**given, "input": given["input"].detach()})  # with a graph to weight and bias
             geometry = (stride, [before for before, _ in padding], dilation, windows.groups)
-            out = run(ConvolutionBackward, out, given["input"], weight.detach(), *geometry)
+            out = run(ConvolutionBackward, out, given["input"], weight.detach(), geometry)
         else:
             out = function(*args, **kwargs)
         recorded = use(given["input"].detach(), windows, windows.groups)

@@ -36,42 +36,29 @@ class NormUse(Use):
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
         """Sums over positions: of g z for the weight, of g for the bias."""
         channel = 2 + (layout.place != "whole")  # after n, c and images folded into the batch
-        images = grads.is_cuda and not self.trailing and channel == 2 and grads.dim() > 3
         z = layout.canonical(self.z, len(grads)) if role == "weight" else None
-        if images and grads.dim() == 5 and grads.stride(2) == 1 and grads.dtype == torch.float16:
+        if grads.is_cuda and not self.trailing and channel == 2 and grads.dim() > 3:
             return over_positions(grads, z)
         if z is not None:
             z, grads = promoted(z, grads)
-            if images:  # reads the gradients once
-                return torch.einsum("ncxt,nxt->ncx", grads.flatten(3), z.flatten(2))
             grads = grads * z.unsqueeze(1)
-        elif images and grads.transpose(0, 1).is_contiguous():
-            flat = grads.transpose(0, 1).flatten(3)  # as a product: sums of a few numbers are slow
-            return (flat @ flat.new_ones(flat.shape[3])).transpose(0, 1)
         own = range(grads.dim() - self.trailing, grads.dim()) if self.trailing else (channel,)
         others = [axis for axis in range(2, grads.dim()) if axis not in own]
         return grads.sum(others) if others else grads
 
 
 def over_positions(grads: Tensor, z: Tensor | None) -> Tensor:
-    """Sums (n, c, x) over positions of g (n, c, x, h, w) with channels last in memory, or of g z for z (n, x, h, w).
-
-    One cotangent at a time: a GPU multiplies tensors of one shape twice as fast, and products sum faster.
-    """
-    rows = grads.permute(1, 0, 3, 4, 2).flatten(2, 3)  # (c, n, t, x)
-    z = None if z is None else z.permute(0, 2, 3, 1).flatten(1, 2).to(grads.dtype).contiguous()
+    """Sums (n, c, x) over positions of g (n, c, x, ...), or of g z for z (n, x, ...), that read g once on a GPU."""
+    rows = grads.flatten(3).permute(1, 0, 3, 2)  # (c, n, t, x)
     kernels = fused_kernels(grads)
-    if kernels is not None and rows.is_contiguous():
-        found: Tensor = kernels.over_positions(rows, z)
+    if kernels is not None and rows.is_contiguous():  # channels last
+        factors = None if z is None else z.flatten(2).mT.to(grads.dtype).contiguous()
+        found: Tensor = kernels.over_positions(rows, factors)
         return found
-    if z is not None:
-        products = torch.empty_like(rows)
-        for one, into in zip(rows, products, strict=True):
-            torch.mul(one, z, out=into)
-        rows = products
-    flat = rows.flatten(0, 1)
-    ones = flat.new_ones(1, 1, flat.shape[1]).expand(len(flat), -1, -1)
-    return (ones @ flat).reshape(len(rows), len(grads), -1).transpose(0, 1)
+    if z is None:  # as a product: sums of a few numbers are slow
+        return (rows.mT @ rows.new_ones(rows.shape[2])).transpose(0, 1)
+    z, grads = promoted(z, grads)
+    return torch.einsum("ncxt,nxt->ncx", grads.flatten(3), z.flatten(2))
 
 
 def _reader(norm: Function, *names: str) -> Reader:

@@ -1,4 +1,4 @@
-"""Views of the outputs: inputs for which the network returns c numbers for each example instead of all its K outputs.
+"""Linear functionals of the outputs: c numbers for each example instead of all its K outputs.
 
 Jacobians, curvatures and sandwiches then take c backward passes, for any K.
 """
@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.utils import _pytree
 
 
-class OutputView:
-    """Inputs, and what to compute from the outputs of each of them. A view is passed in place of inputs.
+class OutputFunctional:
+    """Inputs, and functionals of the outputs of each of them. It is passed in place of the inputs.
 
-    Views are pytrees: like dicts and tuples they can be moved to a device, split into chunks and used with torch.vmap.
+    It is a pytree: like dicts and tuples it can be moved to a device, split into chunks and used with torch.vmap.
     """
 
     inputs: Any  # inputs of the model
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        _pytree.register_pytree_node(cls, lambda view: (view._parts(), None), lambda parts, _: cls(*parts))
+        _pytree.register_pytree_node(cls, lambda one: (one._parts(), None), lambda parts, _: cls(*parts))
 
     def _parts(self) -> list[Any]:
         return [getattr(self, one.name) for one in fields(self)]  # type: ignore[arg-type]  # subclasses are dataclasses
@@ -40,7 +40,7 @@ class OutputView:
 
 
 @dataclass(frozen=True)
-class SelectedOutputs(OutputView):
+class SelectedOutputs(OutputFunctional):
     """Some outputs of each example.
 
     Examples:
@@ -58,7 +58,7 @@ class SelectedOutputs(OutputView):
 
 
 @dataclass(frozen=True)
-class OutputMixtures(OutputView):
+class OutputMixtures(OutputFunctional):
     """Mixtures of neighbouring outputs of each example.
 
     Examples:
@@ -140,15 +140,15 @@ class Softmax(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SoftmaxColumns(OutputView):
+class SoftmaxColumns(OutputFunctional):
     """Sums over positions t of h_tj (f_ty - p_t . f_t), y = y_tj, for the softmax p of the outputs f.
 
     Their gradients in the outputs are h (e_y - p): columns of a root of the Hessian of cross-entropy, or its residual.
     Probabilities are treated as constants.
 
     Examples:
-        >>> view = SoftmaxColumns(None, torch.tensor([[[1]]]), torch.ones(1, 1, 1), torch.ones(1, 1, 1))
-        >>> view.apply(torch.tensor([[0.0, 2.0]]))  # 2 - 2 / (1 + e^-2)
+        >>> columns = SoftmaxColumns(None, torch.tensor([[[1]]]), torch.ones(1, 1, 1), torch.ones(1, 1, 1))
+        >>> columns.apply(torch.tensor([[0.0, 2.0]]))  # 2 - 2 / (1 + e^-2)
         tensor([[0.2384]])
     """
 
