@@ -283,7 +283,7 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
             f'expected loo="example" in a fit of {problem.sketch.columns} mixtures of the outputs, got '
             f'{options.loo!r}. Fit with hessian_columns="all" to leave out single {options.loo}s.'
         )
-    if options.loo == "position" and problem.units is None:
+    if options.loo == "position" and not problem.dense:
         raise InputError(
             'expected a network with outputs at several positions, (n, positions, k), for loo="position", got one row '
             f'of {problem.k} outputs for each example. Use loo="example".'
@@ -294,7 +294,7 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
         ridge, source = default_ridge(problem)
     elif options.ridge != "loo":
         ridge, source = options.ridge, "given"
-    by_loo = ridge is None and problem.hessian_roots is not None
+    by_loo = ridge is None and not problem.identity_hessians
     structure, why = options.structure.resolve(problem, ridge)
     if ridge is None:
         check_search(structure, problem)

@@ -160,7 +160,7 @@ class LayerGradients:
         self.notes: list[str] = []  # anything unusual about the model, in words
         if sizes is None:
             first = problem.batches.first()
-            sequences = problem.sketch is not None and problem.sketch.dense
+            sequences = problem.sketch is not None and problem.dense
             few = take(first.inputs, slice(0, PROOF_SEQUENCES if sequences else PROOF_EXAMPLES))
             if not problem.captures:
                 problem.captures.append(self._with_later_uses(self._verified(few), few))
@@ -320,7 +320,7 @@ class LayerGradients:
         problem, forms = self.problem, {name: set[Block]() for name in found.unused}
         if not forms:
             return found
-        sequences = problem.sketch is not None and problem.sketch.dense
+        sequences = problem.sketch is not None and problem.dense
         step = PROOF_SEQUENCES if sequences else SEARCHED_EXAMPLES
         for batch in problem.read("parameters not used by the first batch"):
             for low in range(0, batch.size, step):
@@ -363,10 +363,9 @@ class LayerGradients:
         """Raise if sums in these bases and the weights of the examples do not fit in memory; chunks get the rest."""
         problem = self.problem
         coordinates = sum(math.prod(basis.shape) for basis in bases)
-        roots = problem.hessian_roots
         size = sum(block.numel for block in self.blocks)
         need = sums_bytes(coordinates, size, working_precision(problem).itemsize)
-        need += examples_bytes(problem.n, problem.k, 0 if roots is None else roots.shape[2], problem.dtype.itemsize)
+        need += examples_bytes(problem.n, problem.k, problem.root_columns, problem.dtype.itemsize)
         what = f"sums over {coordinates} coordinates, and the weights of {problem.n} examples with {problem.k} outputs,"
         least = max(CHUNK_WORKSPACE * self.sizes.example(problem.k), LEAST_CHUNK_SHARE * problem.budget.limit)
         problem.budget.require(need + least, what, self._alternatives())
@@ -555,8 +554,9 @@ class TrainingRows:
 
     def curved(self, where: slice, rows: Tensor) -> Tensor:
         """Rows multiplied by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
-        roots = self.problem.hessian_roots
-        return rows if roots is None else roots[where].transpose(1, 2).to(rows.dtype) @ rows
+        if self.problem.identity_hessians:
+            return rows
+        return self.problem.hessian_roots[where].mT.to(rows.dtype) @ rows
 
 
 def finite_examples(rows: Tensor) -> Tensor:

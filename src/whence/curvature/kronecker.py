@@ -209,13 +209,14 @@ class KroneckerFactors(Accumulator):
 
     def add(self, where: slice, views: list[BasisView]) -> None:
         """Add a a^T and g g^T."""
-        roots, weights = self.problem.hessian_roots, self.problem.sample_weights
-        self.seen += len(range(*where.indices(self.problem.n)))
+        problem, weights = self.problem, self.problem.sample_weights
+        curved = not problem.identity_hessians and self.count == problem.k
+        self.seen += len(range(*where.indices(problem.n)))
         for factors, view in zip(self.factors, drained(views), strict=True):
             tangent = view.tangent
             whole = self.whole and isinstance(tangent, Kronecker) and tangent.positions > 1
-            curved = tangent if roots is None or self.count < self.problem.k else combine(tangent, roots[where])
-            factors.add(curved, None if weights is None else weights[where], whole)
+            tangent = combine(tangent, problem.hessian_roots[where]) if curved else tangent
+            factors.add(tangent, None if weights is None else weights[where], whole)
 
     def eigenbases(
         self, ridge: float, tolerance: float, notes: list[str], products: bool = False
@@ -272,16 +273,13 @@ def many_examples(blocks: Sequence[Block]) -> int:
 
 
 def one_output_each(problem: Linearization) -> Cotangents:
-    """One output of every example, in turn, or one column of its Hessian root, weighted to stand for all."""
-    roots = problem.hessian_roots
-    eye = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+    """One column of every example's Hessian root, in turn, weighted to stand for all: one output for squared error."""
+    roots, count = problem.hessian_roots, problem.hessian_roots.shape[2]
 
     def chosen(where: slice, n: int) -> Tensor:
-        step, count = where.step or 1, problem.k if roots is None else roots.shape[2]
+        step = where.step or 1
         at = torch.arange(where.start, where.start + n * step, step, device=problem.device)
-        turn = at // step % count
-        rows = eye[turn] if roots is None else roots[at, :, turn]
-        return (math.sqrt(count) * rows).unsqueeze(0)
+        return (math.sqrt(count) * roots[at, :, at // step % count]).unsqueeze(0)
 
     return chosen
 
@@ -464,9 +462,10 @@ class SpectrumSums(Accumulator):
         self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None = None, every: int = 1
     ) -> None:
         self.problem, self.bases, self.noise, self.every = gradients.problem, bases, noise, every
-        problem, self.roots = gradients.problem, gradients.problem.hessian_roots
+        problem = gradients.problem
+        self.roots = None if problem.identity_hessians else problem.hessian_roots  # mixtures of the outputs
         self.frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-        weights = self.frame.new_ones(1, problem.k if self.roots is None else self.roots.shape[2])
+        weights = self.frame.new_ones(1, problem.hessian_roots.shape[2])
         if problem.sketch is not None and noise is None:  # its columns, without the residual
             self.frame, self.roots = self.frame[:, :-1], None
         elif self.roots is None and noise is not None and problem.k > 1:  # with one output the noise is just a factor
@@ -499,7 +498,7 @@ class SpectrumSums(Accumulator):
         if self.every > 1:
             found = [[moments.times(self.problem.n / float(self.seen)) for moments in each] for each in found]
         curvature, noise = [one[0] for one in found], [one[-1] for one in found]
-        if self.noise is not None and self.problem.hessian_roots is None and self.problem.k == 1:
+        if self.noise is not None and self.problem.identity_hessians and self.problem.k == 1:
             noise = [one.times(float(self.noise)) for one in curvature]
         return Spectrum(curvature, noise, [one.total for one in self.sums])
 
@@ -515,12 +514,12 @@ class SampledSpectrumSums(SpectrumSums):
         self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, mixtures: int, every: int = 1
     ) -> None:
         self.problem, self.bases, self.noise, self.every = gradients.problem, bases, noise, every
-        problem, roots, self.mixtures = gradients.problem, gradients.problem.hessian_roots, mixtures
-        self.signs = balanced_signs(problem.k if roots is None else roots.shape[2]).to(problem.residuals)
+        problem, self.mixtures = gradients.problem, mixtures
+        self.signs = balanced_signs(problem.hessian_roots.shape[2]).to(problem.residuals)
         draw = torch.Generator("cpu").manual_seed(0)
         self.order = torch.randint(len(self.signs), (problem.n,), generator=draw, device="cpu").to(problem.device)
         self.frame, sets = self.signs.new_zeros(0), self.signs.new_ones(1)
-        if roots is None and noise is not None:  # scaled, as half precision underflows for small numbers
+        if problem.identity_hessians and noise is not None:  # scaled, as half precision underflows for small numbers
             size = noise.diagonal().max().clamp_min(torch.finfo(noise.dtype).tiny)
             values, vectors = eigh(noise / size)
             self.frame = vectors * values.clamp_min(0.0).sqrt() @ vectors.T
@@ -530,10 +529,9 @@ class SampledSpectrumSums(SpectrumSums):
 
     def _mixed(self, where: slice, n: int) -> Tensor:
         """(c, n, k) mixtures of some examples' outputs, and the same times the noise's root."""
-        roots = self.problem.hessian_roots
         at = self.order[where] + torch.arange(self.mixtures, device=self.order.device).unsqueeze(1)  # (mixtures, n)
         signs = self.signs[at % len(self.signs)]
-        rows = signs if roots is None else (roots[where] @ signs.unsqueeze(3)).squeeze(3)
+        rows = (self.problem.hessian_roots[where] @ signs.unsqueeze(3)).squeeze(3)
         return torch.cat([rows, signs @ self.frame]) if len(self.weights) == 2 else rows
 
     def add(self, where: slice, views: list[BasisView]) -> None:
@@ -657,10 +655,7 @@ def balanced_signs(size: int) -> Tensor:
 
 def noise_covariance(problem: Linearization) -> Tensor:
     """(k, k) covariance of the residuals, for squared error; the identity for other losses."""
-    if problem.hessian_roots is not None:
+    if not problem.identity_hessians:
         return torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-    found = problem.noise(problem.residuals, None)
-    if problem.units is None:
-        return found.covariance
-    root = found.roots[0]
-    return root @ root.T  # the same for every position
+    root = problem.noise(problem.residuals, None).roots[0]  # the same for every example
+    return root @ root.T

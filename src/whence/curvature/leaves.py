@@ -150,8 +150,7 @@ class FittedLeaves(FittedPrimal):
             met[batch.rows] = features.outer(batch.inputs, problem.k)[0].to(met.dtype)
         inside = torch.cat([some.square().sum(2) for _, some in found.rows.read("lengths")]).to(problem.dtype)
         outside = (whole - inside).clamp_min(0.0)
-        roots = problem.hessian_roots
-        curved = torch.ones_like(whole) if roots is None else roots.square().sum(2)
+        curved = problem.hessian_roots.square().sum(2)
         curvature = curved * outside
         others = (curved * met - curvature.square()).sum() / curvature.sum().clamp_min(torch.finfo(met.dtype).tiny)
         share = outside / (found.ridge + curvature + others.clamp_min(0.0))
@@ -307,8 +306,7 @@ def sampled_leaves(problem: Linearization, model: LeafSum) -> tuple[Bags, Bags, 
     step = max(1, -(-problem.n * k // SAMPLE))
     read = problem.read("leaves")
     leaves = torch.cat([batch.inputs["leaves"][-batch.start % step :: step] for batch in read]).long()
-    roots = problem.hessian_roots
-    curved = model.scale.new_ones(len(leaves), len(model.base)) if roots is None else roots[::step].square().sum(2)
+    curved = problem.hessian_roots[::step].square().sum(2)
     output = torch.zeros(leaves.shape[1], dtype=torch.int64, device=leaves.device)
     if model.outputs is None:
         curved = curved.mean(1, keepdim=True)

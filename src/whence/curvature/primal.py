@@ -31,8 +31,8 @@ from whence.curvature.base import (
     Predicted,
     RidgePath,
     Sandwich,
+    multiple_of_hessians,
     singular,
-    times_noise,
 )
 from whence.curvature.cost import ProblemSizes
 from whence.curvature.rotation import Basis, BasisView
@@ -281,7 +281,7 @@ def leverages(rows: TrainingRows, whiten: Whitening, step: Tensor) -> tuple[Tens
     problem = rows.problem
     blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
     change = torch.zeros_like(problem.outputs)
-    curvature = None if problem.hessian_roots is None else torch.zeros_like(whiten.inverse)
+    curvature = None if problem.identity_hessians else torch.zeros_like(whiten.inverse)
     state = {"leverage_blocks": blocks, "change": change, **({} if curvature is None else {"curvature": curvature})}
     for where, some in rows.read("leverage", state, [whiten.scale, whiten.inverse, step]):
         white = whiten(some)
@@ -385,12 +385,11 @@ class FittedPrimal(FittedCurvature):
 
     def sandwich(self, meats: Meats) -> PrimalSandwich:
         """Meats in whitened coordinates; Ho's is already known if its weights are a multiple of the Hessians."""
-        roots, known = dict(meats.roots), self.white_curvature
-        times = None if known is None else times_noise(roots.get("ho"), self.problem.hessian_roots, known)
-        if times is not None:
+        roots, ho, known = dict(meats.roots), dict[str, Tensor](), self.white_curvature
+        if known is not None and (times := multiple_of_hessians(roots["ho"], self.problem)) is not None:
             del roots["ho"]
+            ho = {"ho": known if times == 1.0 else times * known}
         matrices, total = whitened_meats(self.rows, self.whiten, replace(meats, roots=roots))
-        ho = {} if known is None or times is None else {"ho": known if times == 1.0 else times * known}
         return PrimalSandwich(self, {**ho, **matrices}, total)
 
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
@@ -487,9 +486,8 @@ def factored(curvature: Tensor, ridge: float, rows: TrainingRows) -> Whitening:
 
 def factor_by_qr(rows: TrainingRows, scale: Tensor, ridge: float) -> Tensor:
     """The triangle C of D^-1 F_lam D^-1 = C C^T from the rows themselves, with the penalty as extra rows."""
-    problem, roots = rows.problem, rows.problem.hessian_roots
-    each = problem.k if roots is None else roots.shape[2]
-    mine = problem.local_rows
+    problem, mine = rows.problem, rows.problem.local_rows
+    each = problem.hessian_roots.shape[2]
     numbers = (mine.stop - mine.start) * each
     penalty = len(scale) if ridge > 0 else 0
     stacked = scale.new_zeros(numbers + penalty, len(scale))  # large: filled in place

@@ -46,7 +46,7 @@ def default_ridge(problem: Linearization) -> tuple[float, str]:
     model = problem.network.model
     if isinstance(model, LeafSum) and model.own_ridge is not None:
         return model.own_ridge
-    weights = problem.sample_weights if problem.units is None else problem.units.weights
+    weights = problem.position_weights
     n = float(problem.n * problem.k / problem.width if weights is None else weights.sum())
     if problem.sketch is not None:
         n = problem.total_weight * problem.sketch.counted / max(problem.counted, 1)
@@ -85,9 +85,9 @@ def check_search(structure: Structure, problem: Linearization) -> None:
     alone = problem.passes.process_group.alone and not problem.passes.checkpointed
     if structure.policy != "exact" or (isinstance(structure, Exact) and structure.road == "matrix_free"):
         needs = f'true leverages at many ridges, which {structure!r} does not give. Use structure="core" or "exact"'
-    elif problem.hessian_roots is not None and problem.sketch is not None:
+    elif problem.sketch is not None:
         needs = 'the loss of all outputs, not of mixtures of the outputs. Use hessian_columns="all"'
-    elif problem.hessian_roots is not None and not alone:
+    elif not problem.identity_hessians and not alone:
         needs = "one process and no checkpoint, for losses other than squared error. Choose it in such a fit"
     else:
         return

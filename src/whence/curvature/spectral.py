@@ -21,8 +21,8 @@ from whence.curvature.base import (
     NewtonStep,
     Predicted,
     Sandwich,
+    multiple_of_hessians,
     singular,
-    times_noise,
 )
 from whence.curvature.kronecker import MomentSums, Spectrum, numbered
 from whence.curvature.rotation import Basis, BasisView, DiagonalMoments, Weights, along, outer, raised, slices
@@ -182,7 +182,7 @@ class FittedSpectral(FittedCurvature):
     def sandwich(self, meats: Meats) -> SpectralSandwich:
         """Squares of weighted gradients, in the meats' own basis where there is one, else in the curvature's."""
         roots = dict(meats.roots)
-        scale = times_noise(roots.get("ho"), self.problem.hessian_roots, self.noise)
+        scale = self._multiple_of_noise(roots["ho"])
         if scale is not None:
             del roots["ho"]
         summed = [] if self.summed_meats is None else [self.summed_meats]
@@ -208,6 +208,16 @@ class FittedSpectral(FittedCurvature):
                 inverse = 1.0 / (self.spectrum.curvature[at].inside + self.ridge)
                 weights[at] = TwoBasisWeights.add_to(weights[at], rotation, by_position, inverse)
         return SpectralSandwich(self, names, weights)
+
+    def _multiple_of_noise(self, root: Tensor) -> float | None:
+        """The factor c if these weights give c times the noise of the spectrum, else `None`."""
+        if not self.problem.identity_hessians:
+            return multiple_of_hessians(root, self.problem)
+        if len(root) > 1:
+            return None
+        wanted, size = (root @ root.mT)[0], float(self.noise.diagonal().sum())
+        scale = float(wanted.diagonal().sum()) / size if size > 0 else 1.0
+        return scale if torch.allclose(wanted, scale * self.noise, rtol=1e-9, atol=1e-12 * size) else None
 
     def _weights(self, at: int, meats: Mapping[str, DiagonalMoments]) -> Weights:
         """Weights of a block: d / (s + lambda)^2 for each meat d, and 1 / (s + lambda) for Laplace."""

@@ -25,14 +25,13 @@ from whence.likelihoods import Bernoulli, Categorical
 def check_problem(reader: Reader, problem: Linearization) -> None:
     """Check chunks, positions and sampled labels."""
     n, k, units, sketch, roots = problem.n, problem.k, problem.units, problem.sketch, problem.hessian_roots
-    reader.sizes |= {"nk": n * k, "nq": n * (k if roots is None else roots.shape[2])}
+    reader.sizes |= {"nk": n * k, "nq": n * roots.shape[2]}
     reader.require(problem.chunk_size is None or problem.chunk_size > 0, "chunk_size", "a number of examples")
     known = isinstance(problem.likelihood, (Bernoulli, Categorical)) and sketch is None
     reader.require(problem.class_targets is not None or not known, "class_targets", "there for classes")
-    if units is not None:
-        whole = min(units.shape) > 0 and units.positions * units.width == k
-        reader.require(whole, "units", f"positions of {k} outputs")
-        reader.check("units.weights", units.weights, n, units.positions)
+    whole = min(units.shape, default=1) > 0 and (sketch is not None or units.positions * units.width == k)
+    reader.require(whole, "units", f"positions of {k} outputs")
+    reader.check("units.weights", units.weights, n, units.positions)
     reader.require((sketch is None) == (problem.gram is None), "gram", "there for a fit of some columns alone")
     reader.check("gram", problem.gram, n, k, k)
     if sketch is not None:
