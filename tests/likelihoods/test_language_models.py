@@ -189,7 +189,7 @@ def test_features_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """The same numbers as from memory, without another pass through the network, and nothing is left behind."""
     data, test = batches(40, 8), sequences(3, 1)[0]
     wanted = fit(data, whence.Sketch(size=30))
-    monkeypatch.setattr("whence.curvature.accumulate.CACHE_SHARE", 0.0)
+    monkeypatch.setattr("whence.curvature.features.CACHE_SHARE", 0.0)
     execution = whence.Execution(scratch=tmp_path / "scratch")
     found = fit(data, whence.Sketch(size=30), execution=execution)
     rows = found.bread.rows  # type: ignore[attr-defined]
@@ -225,7 +225,7 @@ def test_pages_of_a_file_are_dropped_and_nothing_is_lost(tmp_path: Path) -> None
 
 
 def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whence.curvature.accumulate.CACHE_SHARE", 0.0)
+    monkeypatch.setattr("whence.curvature.features.CACHE_SHARE", 0.0)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
     with pytest.raises(whence.errors.TooLargeError, match=r"expected .* free in .*scratch"):
         fit(batches(8, 8), whence.Sketch(size=30), execution=whence.Execution(scratch=tmp_path / "scratch"))

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import whence
-from whence.curvature import ridge_search
-from whence.curvature.ridge_search import Linear
+from whence.curvature import ridge as ridges
+from whence.curvature.ridge import Linear
 
 N, D, K = 40, 4, 3
 ROADS = (whence.Exact("primal"), whence.Exact("dual"), whence.Core(size=100, tolerance=0))
@@ -194,7 +194,7 @@ def test_fewer_coordinates_choose_nearly_the_same_ridge(monkeypatch: pytest.Monk
     y = (x[:, 0] > 0).long() + (x[:, 1] + 0.5 * torch.randn(60).double() > 1).long()
     net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3)).double().eval()
     whole = fit(net, x, y).ridge_path
-    monkeypatch.setattr(ridge_search, "COORDINATES", 60)
+    monkeypatch.setattr(ridges, "COORDINATES", 60)
     for structure in (whence.Exact("primal"), whence.Exact("dual")):
         some = fit(net, x, y, structure).ridge_path
         assert whole is not None

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import Features, TrainingRows, check_gradients, finite_examples, groups_within_memory
 from whence.curvature.base import (
     Alignments,
     FittedCurvature,
@@ -24,7 +23,8 @@ from whence.curvature.base import (
     singular,
     times_hessian,
 )
-from whence.curvature.primal import path_from_kernel
+from whence.curvature.features import Features, TrainingRows, check_gradients, finite_examples, groups_within_memory
+from whence.curvature.ridge import path_from_kernel, path_from_losses
 from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
 from whence.jacobian.jacobian import Jacobian
@@ -126,7 +126,9 @@ class FittedDual(AlignedCurvature):
         rows, n, k = TrainingRows(problem, features), problem.n, problem.k
         (kernel, inner_weights), path = rows.kernel(), None
         if ridge is None:
-            path = path_from_kernel(kernel, problem.residuals + inner_weights, problem, features.notes)
+            targets = problem.residuals + inner_weights
+            squared = problem.identity_hessians
+            path = path_from_kernel(kernel, targets, problem, features.notes) if squared else path_from_losses(rows)
             ridge = path.best
         matrix = kernel.clone() if problem.identity_hessians else times_roots(times_roots(kernel, problem).T, problem)
         matrix.diagonal().add_(ridge)

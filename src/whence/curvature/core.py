@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import LayerGradients, setting_aside
+from whence.curvature.accumulate import LayerGradients, setting_aside, working_precision
 from whence.curvature.base import AdditiveStructure, MeatRoots, singular
 from whence.curvature.cost import Cost, ProblemSizes
 from whence.curvature.ekfac import factor_cost
@@ -22,9 +22,9 @@ from whence.curvature.primal import (
     algebra_operations,
     kept_bytes,
     primal_bytes,
-    sketch_features,
 )
 from whence.curvature.rotation import Basis
+from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Linearization
 
 RANKED = 256  # least number of sequences from which coordinates are ranked
@@ -205,6 +205,55 @@ class Sketch(AdditiveStructure):
     def _size(self, numbers: int, device: torch.device) -> int:
         """Number of features for n k `numbers`."""
         return self.size or min(SKETCH_SIZE, quick_size(numbers, device, share=SKETCH_SHARE))
+
+
+def sketch_features(stream: LayerGradients, size: int, seed: int) -> Projected:
+    """Random projections of the gradients to about `size` features, the same in every call up to rounding."""
+    problem = stream.problem
+    generator = torch.Generator("cpu").manual_seed(seed)
+    shares = allot([block.numel for block in stream.blocks], size)
+    bases = [draw(block, share, generator) for block, share in zip(stream.blocks, shares, strict=True)]
+    moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
+    indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
+    return Projected(stream, moved, indices, list(stream.notes), orthonormal=False)
+
+
+def allot(sizes: Sequence[int], total: int) -> list[int]:
+    """Distribute features over blocks: small blocks are kept whole, the rest share evenly.
+
+    Examples:
+        >>> allot([10, 1000, 1000], 110)
+        [10, 50, 50]
+    """
+    shares = [0] * len(sizes)
+    left = total
+    for rank, at in enumerate(sorted(range(len(sizes)), key=lambda at: sizes[at])):
+        shares[at] = min(sizes[at], max(1, left // (len(sizes) - rank)))
+        left -= shares[at]
+    return shares
+
+
+def draw(block: Block, share: int, generator: torch.Generator) -> Basis:
+    """A random basis of about `share` coordinates with U U^T equal to the identity on average."""
+    if share >= block.numel:
+        return Basis(block)
+    if block.kind != "kronecker":
+        columns = max(1, share // math.prod(block.matrix_shape[:-1]))
+        return Basis(block, inputs=orthonormal(1, block.matrix_shape[-1], columns, generator)[0])
+    e, o, i = block.matrix_shape
+    each = max(1, share // e)
+    above = min(o, max(1, round(each**0.5)))
+    below = min(i, max(1, each // above))
+    above = min(o, max(1, each // below))
+    return Basis(block, orthonormal(e, i, below, generator), orthonormal(e, o, above, generator))
+
+
+def orthonormal(groups: int, size: int, columns: int, generator: torch.Generator) -> Tensor:
+    """Random orthonormal columns scaled so that U U^T is the identity on average: (groups, size, columns)."""
+    normal = torch.randn(groups, size, columns, generator=generator, dtype=torch.float64, device="cpu")
+    vectors: Tensor = torch.linalg.qr(normal).Q
+    scaled: Tensor = vectors * math.sqrt(size / columns)
+    return scaled
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------

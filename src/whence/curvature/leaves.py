@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.curvature.accumulate import CACHE_SHARE, Cotangents, Features, setting_aside
+from whence.curvature.accumulate import Cotangents, setting_aside
 from whence.curvature.base import AdditiveStructure, MeatRoots, Meats, Predicted, Structure, singular
 from whence.curvature.cost import EIGENVECTORS, Cost, ProblemSizes
 from whence.curvature.exact import Auto
+from whence.curvature.features import CACHE_SHARE, Features
 from whence.curvature.primal import (
     FittedPrimal,
     PrimalSandwich,

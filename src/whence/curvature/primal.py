@@ -14,12 +14,8 @@ import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import (
-    CACHE_SHARE,
     Cotangents,
-    Features,
     LayerGradients,
-    TrainingRows,
-    groups_within_memory,
     working_precision,
 )
 from whence.curvature.base import (
@@ -29,17 +25,17 @@ from whence.curvature.base import (
     Meats,
     NewtonStep,
     Predicted,
-    RidgePath,
     Sandwich,
     multiple_of_hessians,
     singular,
 )
 from whence.curvature.cost import ProblemSizes
+from whence.curvature.features import CACHE_SHARE, Features, TrainingRows
+from whence.curvature.ridge import path_from_curvature, path_from_losses
 from whence.curvature.rotation import Basis, BasisView
 from whence.data.batches import Inputs
-from whence.jacobian.gradients import Block
-from whence.jacobian.linearization import Folds, Linearization
-from whence.linalg import NARROWEST, add_gram, eigenvectors, inverse_norm, mirror, panels, solve_lower
+from whence.jacobian.linearization import Linearization
+from whence.linalg import NARROWEST, add_gram, inverse_norm, mirror, panels, solve_lower
 from whence.runtime.model_state import rounded_products
 
 QR_SIZE = 2048  # largest number of features factored by QR of the cached rows: it does not square the condition number
@@ -107,139 +103,9 @@ class Projected:
             yield basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))
 
 
-def sketch_features(stream: LayerGradients, size: int, seed: int) -> Projected:
-    """Random projections of the gradients to about `size` features, the same in every call up to rounding."""
-    problem = stream.problem
-    generator = torch.Generator("cpu").manual_seed(seed)
-    shares = allot([block.numel for block in stream.blocks], size)
-    bases = [draw(block, share, generator) for block, share in zip(stream.blocks, shares, strict=True)]
-    moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
-    indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
-    return Projected(stream, moved, indices, list(stream.notes), orthonormal=False)
-
-
-def allot(sizes: Sequence[int], total: int) -> list[int]:
-    """Distribute features over blocks: small blocks are kept whole, the rest share evenly.
-
-    Examples:
-        >>> allot([10, 1000, 1000], 110)
-        [10, 50, 50]
-    """
-    shares = [0] * len(sizes)
-    left = total
-    for rank, at in enumerate(sorted(range(len(sizes)), key=lambda at: sizes[at])):
-        shares[at] = min(sizes[at], max(1, left // (len(sizes) - rank)))
-        left -= shares[at]
-    return shares
-
-
-def draw(block: Block, share: int, generator: torch.Generator) -> Basis:
-    """A random basis of about `share` coordinates with U U^T equal to the identity on average."""
-    if share >= block.numel:
-        return Basis(block)
-    if block.kind != "kronecker":
-        columns = max(1, share // math.prod(block.matrix_shape[:-1]))
-        return Basis(block, inputs=orthonormal(1, block.matrix_shape[-1], columns, generator)[0])
-    e, o, i = block.matrix_shape
-    each = max(1, share // e)
-    above = min(o, max(1, round(each**0.5)))
-    below = min(i, max(1, each // above))
-    above = min(o, max(1, each // below))
-    return Basis(block, orthonormal(e, i, below, generator), orthonormal(e, o, above, generator))
-
-
-def orthonormal(groups: int, size: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Random orthonormal columns scaled so that U U^T is the identity on average: (groups, size, columns)."""
-    normal = torch.randn(groups, size, columns, generator=generator, dtype=torch.float64, device="cpu")
-    vectors: Tensor = torch.linalg.qr(normal).Q
-    scaled: Tensor = vectors * math.sqrt(size / columns)
-    return scaled
-
-
 def primal_bytes(r: int) -> float:
     """Memory of the primal algebra on r features."""
     return 9.0 * r * r * 8
-
-
-POINTS = 49
-DECADES = (-9.0, 3.0)  # range of the grid of ridges: powers of ten times the largest eigenvalue
-
-
-def ridge_grid(values: Tensor) -> Tensor:
-    """Ridges from far below to far above the eigenvalues of the curvature."""
-    top = max(float(values.max()), torch.finfo(values.dtype).tiny)
-    return top * torch.logspace(*DECADES, POINTS, dtype=values.dtype, device=values.device)
-
-
-def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str]) -> RidgePath:
-    """Leave-one-out error over ridges, from rows q rotated into the eigenvectors of F.
-
-    For each ridge: e_i = y_i - q_i b with b = (S + lambda)^-1 sum_i q_i^T y_i, H_ii = q_i (S + lambda)^-1 q_i^T and
-    u_i = (I - H_ii)^-1 e_i. Here i is an example, one position or output of an example, or a whole group.
-    """
-    problem, label, weights = rows.problem, "leave-one-out path", rows.features.weights()
-    values, vectors = (part.to(curvature.dtype) for part in eigenvectors(curvature, "the curvature", notes))
-    # signs of eigenvectors are arbitrary: all processes take those of one
-    problem.passes.process_group.broadcast([values, vectors], 0, label)
-
-    def rotated(where: slice | Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows (n, k, r), and the targets (n, k) of the linearized model."""
-        wide = some.to(vectors.dtype)
-        return wide @ vectors, problem.residuals[where] + wide @ weights
-
-    along, ridges = torch.zeros_like(values), ridge_grid(values)
-    for where, some in rows.read(label, {"cross": along}, [vectors]):
-        along += torch.einsum("nkp,nk->p", *rotated(where, some))
-    sums, folds, groups = torch.zeros_like(ridges), problem.folds, problem.folds.groups
-    if groups is None:
-        for where, some in rows.read(label, {"sums": sums}, [vectors, along, ridges]):
-            sums += _errors(ridges, values, along, folds, *rotated(where, some))
-    else:
-
-        def joined(where: Tensor, some: Tensor) -> Tensor:
-            some, targets = rotated(where, some)
-            return torch.cat([some, targets.unsqueeze(2)], 2)
-
-        for _, both in rows.of_groups(label, groups, len(values) + 1, [vectors], joined):
-            sums += _errors(ridges, values, along, folds, both[..., :-1], both[..., -1])
-    return RidgePath(ridges, sums / problem.n)
-
-
-def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, notes: list[str]) -> RidgePath:
-    """Leave-one-out error over ridges, from the kernel (n k, n k) and the targets (n, k) of the linearized model.
-
-    u_i = C_ii^-1 (C y)_i with C = (K + lambda)^-1 and its diagonal blocks C_ii, of examples, of their positions or
-    outputs, or of whole groups.
-    """
-    values, vectors = (part.to(kernel.dtype) for part in eigenvectors(kernel, "the kernel", notes))
-    rows, along, groups = vectors.reshape(*targets.shape, -1), vectors.T @ targets.reshape(-1), problem.folds.groups
-    ridges = ridge_grid(values)
-    parts = (
-        [rows]
-        if groups is None
-        else (rows[members].flatten(1, 2) for members in groups_within_memory(groups, problem, len(values)))
-    )
-    errors = sum((_errors(ridges, values, along, problem.folds, part) for part in parts), torch.zeros_like(ridges))
-    return RidgePath(ridges, errors / problem.n)
-
-
-def _errors(
-    ridges: Tensor, values: Tensor, along: Tensor, folds: Folds, rows: Tensor, targets: Tensor | None = None
-) -> Tensor:
-    """(g,) sums of squared leave-one-out residuals at each ridge: from the curvature if targets are given, else from C.
-
-    Infinite if a leverage reaches one to machine precision.
-    """
-    errors = []
-    for ridge in ridges:
-        weights = 1.0 / (values + ridge)
-        blocks, vectors = folds.blocks((rows * weights) @ rows.transpose(1, 2)), rows @ (along * weights)
-        if targets is not None:
-            eye = torch.eye(blocks.shape[1], dtype=blocks.dtype, device=blocks.device)
-            blocks, vectors = eye - blocks, targets - vectors
-        solved = torch.linalg.solve_ex(blocks, folds.parts(vectors).unsqueeze(-1)).result
-        errors.append(solved.square().sum().nan_to_num(nan=torch.inf))
-    return torch.stack(errors)
 
 
 @dataclass(frozen=True)
@@ -353,7 +219,8 @@ class FittedPrimal(FittedCurvature):
         rows, path = TrainingRows(problem, features), None
         curvature, score = feature_curvature(rows)
         if ridge is None:
-            path = path_from_curvature(curvature, rows, features.notes)
+            squared = problem.identity_hessians
+            path = path_from_curvature(curvature, rows, features.notes) if squared else path_from_losses(rows)
             ridge = path.best
         whiten = factored(curvature, ridge, rows)
         # meats are summed in these coordinates, so all processes need the same ones

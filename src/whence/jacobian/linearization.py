@@ -120,7 +120,7 @@ class Linearization:
         if self.sketch is not None:
             return self.sketch.counted
         weights = self.units.weights
-        return self.n * self.units.positions if weights is None else int((weights > 0).sum())
+        return self.n * (self.k // self.width) if weights is None else int((weights > 0).sum())
 
     @property
     def dense(self) -> bool:

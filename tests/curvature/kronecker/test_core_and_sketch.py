@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import networks
 import oracles
 import whence
-from whence.curvature.core import OPERATIONS, QUICK_SIZE, SKETCH_SHARE, quick_size
-from whence.curvature.primal import allot, orthonormal, primal_bytes
+from whence.curvature.core import OPERATIONS, QUICK_SIZE, SKETCH_SHARE, allot, orthonormal, quick_size
+from whence.curvature.primal import primal_bytes
 
 ESTIMATORS = ("ho", "hec0", "hec1", "hec2", "hec3", "jackknife", "laplace")
 EVERYTHING = whence.Core(size=10**6, tolerance=0.0)
