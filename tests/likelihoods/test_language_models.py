@@ -51,7 +51,7 @@ def test_bases_from_some_of_the_sequences(size: int, monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(core.predict(test, outputs="predicted").variance(name), wanted, rtol=1e-6, atol=0)
     ekfac = fit(data, whence.EKFAC(tolerance=0))
     assert any("training examples" in str(note) for note in ekfac.bread.notes)
-    total = sum(float(one.inside.sum()) for one in ekfac.bread.spectrum.curvature)  # type: ignore[attr-defined]
+    total = sum(float(one.curvature.inside.sum()) for one in ekfac.bread.blocks)  # type: ignore[attr-defined]
     curved = sum(float(rows[:, :-1].square().sum()) for _, rows in exact.bread.rows.read("rows"))  # type: ignore[attr-defined]
     assert total == pytest.approx(curved, rel=1e-6)
 

@@ -120,7 +120,7 @@ class LayerChunk:
     tangents: list[Tangent]
     outputs: Tensor  # (n, k)
     kept: bool = False  # whether it is cached, or held until the next chunk is there
-    in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
+    in_bases: list[BasisView] | None = None
 
     def views(self, bases: Sequence[Basis] | None, problem: Linearization) -> list[BasisView]:
         """Every block in its basis. A chunk that is not kept drops its gradients."""
@@ -130,18 +130,17 @@ class LayerChunk:
                 self.tangents.clear()
             return found
         if self.in_bases is not None:
-            of, found = self.in_bases
-            assert of is bases, "gradients that are cached in other bases"
-            return list(found)
+            pairs = zip(self.in_bases, bases, strict=True)
+            assert all(view.basis is basis for view, basis in pairs), "gradients that are cached in other bases"
+            return list(self.in_bases)
         rounded = products_are_rounded(problem.device)
         coarse = rounded and problem.gradients_are_half
-        pairs = zip(self.tangents, bases, strict=True)
-        found = [BasisView(tangent, basis, rounded, coarse) for tangent, basis in pairs]
+        each = zip(self.tangents, bases, strict=True)
+        found = [BasisView(tangent, basis, rounded, coarse) for tangent, basis in each]
         self.tangents.clear()
-        if not self.kept:
-            return found
-        self.in_bases = bases, found
-        return list(found)
+        if self.kept:
+            self.in_bases = list(found)
+        return found
 
 
 class LayerGradients:

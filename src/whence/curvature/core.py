@@ -62,15 +62,15 @@ class Core(AdditiveStructure):
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
-        stream = LayerGradients(problem)
-        notes = list(stream.notes)
-        bases, _ = stream.accumulate(KroneckerFactors(stream)).eigenbases(ridge or 0.0, self.tolerance, notes)
-        every = enough_examples(problem, stream.blocks, RANKED)
-        spectrum = [s.inside for s in fit_spectrum(stream, bases, None, notes, every).curvature]
+        gradients = LayerGradients(problem)
+        notes = list(gradients.notes)
+        bases, _ = gradients.accumulate(KroneckerFactors(gradients)).eigenbases(ridge or 0.0, self.tolerance, notes)
+        every = enough_examples(problem, gradients.blocks, RANKED)
+        spectrum = [block.curvature.inside for block in fit_spectrum(gradients, bases, None, notes, every)]
         chosen, share, r = self._choose(spectrum, problem, ridge)
         trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]
         notes.append(f"core of {r} coordinates, {100 * share:.1f} % of the degrees of freedom EKFAC counts")
-        features = Projected(stream, [one for one, _ in trimmed], [index for _, index in trimmed], notes)
+        features = Projected(gradients, [one for one, _ in trimmed], [index for _, index in trimmed], notes)
         left = setting_aside(problem, primal_bytes(r), f"a core of {r} coordinates", "Lower `size`.")
         return FittedPrimal.fit(left, features, ridge)
 
@@ -207,15 +207,15 @@ class Sketch(AdditiveStructure):
         return self.size or min(SKETCH_SIZE, quick_size(numbers, device, share=SKETCH_SHARE))
 
 
-def sketch_features(stream: LayerGradients, size: int, seed: int) -> Projected:
+def sketch_features(gradients: LayerGradients, size: int, seed: int) -> Projected:
     """Random projections of the gradients to about `size` features, the same in every call up to rounding."""
-    problem = stream.problem
+    problem = gradients.problem
     generator = torch.Generator("cpu").manual_seed(seed)
-    shares = allot([block.numel for block in stream.blocks], size)
-    bases = [draw(block, share, generator) for block, share in zip(stream.blocks, shares, strict=True)]
+    shares = allot([block.numel for block in gradients.blocks], size)
+    bases = [draw(block, share, generator) for block, share in zip(gradients.blocks, shares, strict=True)]
     moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
     indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
-    return Projected(stream, moved, indices, list(stream.notes), orthonormal=False)
+    return Projected(gradients, moved, indices, list(gradients.notes), orthonormal=False)
 
 
 def allot(sizes: Sequence[int], total: int) -> list[int]:

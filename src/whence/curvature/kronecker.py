@@ -391,12 +391,18 @@ def decompose(
 
 
 @dataclass(frozen=True)
-class Spectrum:
-    """Second moments of the training gradients in a basis, one entry for each block."""
+class BlockSpectrum:
+    """The curvature of a block, diagonal in a basis: U diag(s) U^T."""
 
-    curvature: list[DiagonalMoments]  # s* = sum over examples and outputs of squared gradients
-    noise: list[DiagonalMoments]  # the same, outputs weighted by the noise: Sigma for squared error, else the Hessian
-    score: list[Tensor]  # sum_i J_i^T r_i, shaped as the block's matrix
+    basis: Basis  # U
+    curvature: DiagonalMoments  # s = sum over examples and outputs of squared gradients
+    noise: DiagonalMoments  # the same, outputs weighted by the noise: Sigma for squared error, else the Hessian
+    score: Tensor  # sum_i J_i^T r_i, shaped as the block's matrix
+    rotation: Basis | None = None  # from U to the meats' own basis, if they have one
+
+    def solve(self, matrices: Tensor, ridge: float) -> Tensor:
+        """F_lam^-1 v for matrices (..., *block.matrix_shape)."""
+        return self.basis.solve(self.curvature.damped(ridge), matrices)
 
 
 class MomentSums:
@@ -490,17 +496,18 @@ class SpectrumSums(Accumulator):
         for sums, view in zip(self.sums, drained(views), strict=True):
             sums.add(view, self.weights, summed, mixing)
 
-    def spectrum(self) -> Spectrum:
-        """The eigenvalues."""
-        found = [one.finish() for one in self.sums]
-        for basis, moments in zip(self.bases, found, strict=True):
+    def spectrum(self) -> list[BlockSpectrum]:
+        """The eigenvalues of every block."""
+        found, one_output = [], self.problem.identity_hessians and self.problem.k == 1
+        for basis, sums in zip(self.bases, self.sums, strict=True):
+            moments = sums.finish()
             check_finite_sums(moments[0].inside, f"the squares of {basis.block.name}")
-        if self.every > 1:
-            found = [[moments.times(self.problem.n / float(self.seen)) for moments in each] for each in found]
-        curvature, noise = [one[0] for one in found], [one[-1] for one in found]
-        if self.noise is not None and self.problem.identity_hessians and self.problem.k == 1:
-            noise = [one.times(float(self.noise)) for one in curvature]
-        return Spectrum(curvature, noise, [one.total for one in self.sums])
+            if self.every > 1:
+                moments = [one.times(self.problem.n / float(self.seen)) for one in moments]
+            if self.noise is not None and one_output:
+                moments.append(moments[0].times(float(self.noise)))
+            found.append(BlockSpectrum(basis, moments[0], moments[-1], sums.total))
+        return found
 
 
 class SampledSpectrumSums(SpectrumSums):
@@ -575,19 +582,18 @@ class TwoBasisSpectrumSums(SpectrumSums):
                     into += one
         super().add(where, views)
 
-    def rotations(self, notes: list[str]) -> list[Basis | None]:
-        """Rotations from the curvature's basis of each block to the meats' basis."""
-        found: list[Basis | None] = []
-        for basis, sums in zip(self.leading, self.factors, strict=True):
+    def two_bases(self, notes: list[str]) -> list[BlockSpectrum]:
+        """The eigenvalues of every block, with the rotation from the curvature's basis to the meats'."""
+        found = self.spectrum()
+        for at, (basis, sums) in enumerate(zip(self.leading, self.factors, strict=True)):
             if basis is None:
-                found.append(None)
                 continue
             sides = [
                 eigenvectors(one, f"the {side} factor of the meat of {basis.block.name}", notes)[1].to(like)
                 for side, one, like in zip(("input", "output"), sums, basis.tensors, strict=False)
             ]
-            found.append(Basis(basis.block, *sides))
-        parts = [one for rotation in found if rotation is not None for one in rotation.tensors]
+            found[at] = replace(found[at], rotation=Basis(basis.block, *sides))
+        parts = [one for block in found if block.rotation is not None for one in block.rotation.tensors]
         self.problem.passes.process_group.broadcast(parts, 0, "the eigenvectors of the meats")  # so that signs agree
         return found
 
@@ -621,7 +627,7 @@ class Score(Accumulator):
 
 def fit_spectrum(
     gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, notes: list[str], every: int = 1
-) -> Spectrum:
+) -> list[BlockSpectrum]:
     """Pass 2 from all outputs, or with many examples from a few mixtures of the outputs of some.
 
     Without the noise, the homoscedastic meat and the score are left out. About one in `every` examples is used.
@@ -635,7 +641,10 @@ def fit_spectrum(
             found = gradients.accumulate(sums).spectrum()
             what = f"{mixtures} random mixture{'s' * (mixtures > 1)} of the outputs of each of {int(sums.seen)}"
             notes.append(f"eigenvalues come from {what} training examples")
-            return found if noise is None else replace(found, score=gradients.accumulate(Score(gradients)).sums)
+            if noise is None:
+                return found
+            scores = gradients.accumulate(Score(gradients)).sums
+            return [replace(block, score=score) for block, score in zip(found, scores, strict=True)]
     return gradients.accumulate(SpectrumSums(gradients, bases, noise, every)).spectrum()
 
 

@@ -47,7 +47,7 @@ FEW_FEATURES = 512  # up to this number, single-precision rows are whitened in t
 class Projected:
     """Features z: chosen coordinates of U^T phi over all blocks. Bases may have fewer columns than rows."""
 
-    stream: LayerGradients
+    gradients: LayerGradients
     bases: Sequence[Basis]  # of each block
     indices: Sequence[Tensor]  # flat positions among each block's coordinates
     notes: list[str]
@@ -60,12 +60,12 @@ class Projected:
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which examples, rows (n, k, r))."""
-        return self.project(inputs, self.stream.identity(outputs), outputs)
+        return self.project(inputs, self.gradients.identity(outputs), outputs)
 
     def project(self, inputs: Inputs, cotangents: Cotangents, count: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which examples, features (n, c, r)) of the gradients of c combinations of the outputs."""
-        precision = working_precision(self.stream.problem)
-        for chunk in self.stream.of(inputs, cotangents, count):
+        precision = working_precision(self.gradients.problem)
+        for chunk in self.gradients.of(inputs, cotangents, count):
             rows = torch.empty(len(chunk.outputs), count, self.size, dtype=precision, device=chunk.outputs.device)
             parts = rows.split([len(index) for index in self.indices], 2)
             for tangent, basis, index, into in zip(chunk.tangents, self.bases, self.indices, parts, strict=True):
@@ -76,11 +76,11 @@ class Projected:
 
     def weights(self) -> Tensor:
         """The network's weights in these coordinates, (r,)."""
-        return self._along(self.stream.problem.selection.detached(), torch.float64)
+        return self._along(self.gradients.problem.selection.detached(), torch.float64)
 
     def into(self, vectors: Tensor) -> Tensor:
         """U^T v: vectors (..., d) over the selected weights to these coordinates (..., r)."""
-        return self._along(self.stream.problem.selection.unflatten(vectors))
+        return self._along(self.gradients.problem.selection.unflatten(vectors))
 
     def _along(self, parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
         parts = []
@@ -88,11 +88,11 @@ class Projected:
             matrix = basis.block.to_matrix(parameters).to(dtype=dtype)
             moved = basis.to(matrix.dtype).into(matrix)
             parts.append(moved.flatten(moved.ndim - len(basis.shape))[..., index])
-        return torch.cat(parts, dim=-1).to(self.stream.problem.dtype)
+        return torch.cat(parts, dim=-1).to(self.gradients.problem.dtype)
 
     def lift(self, step: Tensor) -> Tensor:
         """U z: from coordinates (..., r) back to the selected weights (..., d)."""
-        return self.stream.flatten(self.lifted(step), *step.shape[:-1])
+        return self.gradients.flatten(self.lifted(step), *step.shape[:-1])
 
     def lifted(self, step: Tensor) -> Iterator[Tensor]:
         """As `lift`, but one matrix for each block: all at once may not fit in memory."""

@@ -317,6 +317,10 @@ class DiagonalMoments:
         """Multiply by a factor."""
         return DiagonalMoments(factor * self.inside, factor * self.outside)
 
+    def empty_directions(self, basis: Basis) -> int:
+        """Number of directions of the block without any gradient."""
+        return int((self.inside <= 0).sum()) + basis.outside * (self.outside <= 0)
+
     def damped(self, ridge: float) -> DiagonalMoments:
         """Add a ridge; outside, a zero becomes one, to allow division."""
         return DiagonalMoments(self.inside + ridge, self.outside + ridge or 1.0)

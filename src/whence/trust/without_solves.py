@@ -157,7 +157,7 @@ def share_in_eigenbasis(fitted: Fitted) -> float | None:
     NaN if that needs too much memory, `None` for a diagonal, and for squared error.
     """
     bread, problem = fitted.bread, fitted.problem
-    if not isinstance(bread, FittedSpectral) or all(one.inputs is one.outputs is None for one in bread.bases):
+    if not isinstance(bread, FittedSpectral) or not any(one.basis.tensors for one in bread.blocks):
         return None
     if problem.identity_hessians:
         return None

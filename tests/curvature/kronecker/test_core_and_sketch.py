@@ -120,7 +120,7 @@ def test_the_core_is_the_exact_algebra_on_its_coordinates() -> None:
 
 def test_the_core_takes_the_largest_coordinates_of_all_layers_together() -> None:
     case = many(networks.build("mlp"))
-    spectrum = fit(case, whence.EKFAC(tolerance=0.0)).bread.spectrum.curvature
+    spectrum = [block.curvature for block in fit(case, whence.EKFAC(tolerance=0.0)).bread.blocks]
     ordered = torch.cat([one.inside.reshape(-1) for one in spectrum]).sort(descending=True).values
     for size in (1, 5, 20):
         bread = fit(case, whence.Core(size=size, tolerance=0.0)).bread
@@ -131,7 +131,7 @@ def test_the_core_takes_the_largest_coordinates_of_all_layers_together() -> None
 
 def test_the_size_follows_the_share_of_the_degrees_of_freedom(monkeypatch: pytest.MonkeyPatch) -> None:
     case = many(networks.build("mlp"))
-    spectrum = fit(case, whence.EKFAC(tolerance=0.0)).bread.spectrum.curvature
+    spectrum = [block.curvature for block in fit(case, whence.EKFAC(tolerance=0.0)).bread.blocks]
     ordered = torch.cat([one.inside.reshape(-1) for one in spectrum]).sort(descending=True).values
     freedom = (ordered / (ordered + 0.6)).cumsum(0)
     for share in (0.3, 0.9, 0.99):

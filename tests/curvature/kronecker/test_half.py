@@ -329,15 +329,17 @@ def test_all_mixtures_give_the_eigenvalues_of_all_outputs(network: nn.Module, li
     """With as many balanced signs as outputs nothing is left to chance."""
     tracer = traced(network, whence.EKFAC(), likelihood=likelihood)
     bread: Any = tracer.bread
-    sums = kronecker.SampledSpectrumSums(bread.stream, bread.bases, bread.noise, CLASSES)
-    found, wanted = bread.stream.accumulate(sums).spectrum(), bread.spectrum
-    scale = max(float(one.inside.max()) for one in wanted.curvature)
+    bases = [block.basis for block in bread.blocks]
+    sums = kronecker.SampledSpectrumSums(bread.gradients, bases, bread.noise, CLASSES)
+    found, wanted = bread.gradients.accumulate(sums).spectrum(), bread.blocks
+    scale = max(float(one.curvature.inside.max()) for one in wanted)
     for kind in ("curvature", "noise"):
-        for one, other in zip(getattr(found, kind), getattr(wanted, kind), strict=True):
+        for block, true in zip(found, wanted, strict=True):
+            one, other = getattr(block, kind), getattr(true, kind)
             assert torch.allclose(one.inside, other.inside, rtol=1e-3, atol=1e-6 * scale)
             assert one.outside == pytest.approx(other.outside, rel=1e-3, abs=1e-6 * scale)
-    score = bread.stream.accumulate(kronecker.Score(bread.stream)).sums
-    for one, other in zip(score, wanted.score, strict=True):
+    score = bread.gradients.accumulate(kronecker.Score(bread.gradients)).sums
+    for one, other in zip(score, [block.score for block in wanted], strict=True):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
 
 
