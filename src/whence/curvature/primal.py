@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import (
-    Cotangents,
     LayerGradients,
     working_precision,
 )
@@ -60,13 +59,9 @@ class Projected:
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which examples, rows (n, k, r))."""
-        return self.project(inputs, self.gradients.identity(outputs), outputs)
-
-    def project(self, inputs: Inputs, cotangents: Cotangents, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (which examples, features (n, c, r)) of the gradients of c combinations of the outputs."""
         precision = working_precision(self.gradients.problem)
-        for chunk in self.gradients.of(inputs, cotangents, count):
-            rows = torch.empty(len(chunk.outputs), count, self.size, dtype=precision, device=chunk.outputs.device)
+        for chunk in self.gradients.of(inputs, self.gradients.identity(outputs), outputs):
+            rows = torch.empty(len(chunk.outputs), outputs, self.size, dtype=precision, device=chunk.outputs.device)
             parts = rows.split([len(index) for index in self.indices], 2)
             for tangent, basis, index, into in zip(chunk.tangents, self.bases, self.indices, parts, strict=True):
                 if len(index):
