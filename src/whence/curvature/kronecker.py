@@ -424,6 +424,10 @@ class MomentSums:
 
         The c cotangents whose gradients are squared are the view's k, or mixtures (n, k, c) of them.
         """
+        if summed is not None:
+            self.total += total(view.tangent, summed)
+        if not len(squared):
+            return
         each = squared.double().unsqueeze(1)  # (count, n or 1, c)
         if mixing is not None and mixing.shape[1] == 1:  # no need to form multiples of one cotangent
             each, mixing = (squared.double() @ mixing[:, 0].double().square().T).unsqueeze(2), None
@@ -436,8 +440,6 @@ class MomentSums:
             wide = None if mixing is None else mixing.double()
             lengths = view.lengths() if wide is None else (wide * (view.energy().double() @ wide)).sum(1)
             self.length += (each * lengths.double()).sum((1, 2))
-        if summed is not None:
-            self.total += total(view.tangent, summed)
 
     def finish(self) -> list[DiagonalMoments]:
         """The sums, one for each set of weights."""
@@ -453,48 +455,109 @@ def numbered(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {f"{at}.{name}": tensor for at, state in enumerate(states) for name, tensor in state.items()}
 
 
+@dataclass(frozen=True)
+class Pullback:
+    """The c cotangents of each example that pass 2 pulls back, and how it squares and sums their gradients."""
+
+    cotangents: Cotangents
+    count: int  # c
+    weights: Tensor  # (s, q) of the squares: for the curvature, and for the noise if it needs its own
+    mixing: Tensor | None = None  # (n, c, q) mixtures of the cotangents that are squared; `None` for themselves
+    residuals: Tensor | None = None  # (n, c) weights of the gradients in the score
+    label: str = "eigenvalues"
+
+
+def all_outputs(problem: Linearization, noise: Tensor | None) -> Pullback:
+    """All outputs of every example, mixed by the roots of the Hessians.
+
+    With squared error, outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one set
+    of gradients serves curvature and noise. With other losses the two are the same, up to a dispersion.
+    """
+    mixing = None if problem.identity_hessians else problem.hessian_roots
+    frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+    weights = frame.new_ones(1, problem.hessian_roots.shape[2])
+    if problem.sketch is not None and noise is None:  # its columns, without the residual
+        frame, mixing = frame[:, :-1], None
+    elif mixing is None and noise is not None and problem.k > 1:  # with one output the noise is just a factor
+        sizes, frame = eigh(noise)
+        problem.passes.process_group.broadcast([sizes, frame], 0, "eigenvalues")
+        weights = torch.cat([weights, sizes.clamp_min(0.0).unsqueeze(0)])
+    residuals = None if noise is None else problem.residuals @ frame
+    return Pullback(ConstantCotangents(frame.T), frame.shape[1], weights, mixing, residuals)
+
+
+def random_mixtures(problem: Linearization, noise: Tensor | None, mixtures: int) -> Pullback:
+    """A few random mixtures of each example's outputs, without the score.
+
+    Averaged over random signs z, the square of J^T R z is the sum of squares of all columns of J^T R. Over many
+    examples the sums agree within some per cent along each direction.
+    """
+    roots, device = problem.hessian_roots, problem.device
+    signs = balanced_signs(roots.shape[2]).to(problem.residuals)
+    draw = torch.Generator("cpu").manual_seed(0)
+    order = torch.randint(len(signs), (problem.n,), generator=draw, device="cpu").to(device)
+    noise_root, scales = None, signs.new_ones(1)
+    if problem.identity_hessians and noise is not None:  # scaled, as half precision underflows for small numbers
+        size = noise.diagonal().max().clamp_min(torch.finfo(noise.dtype).tiny)
+        values, vectors = eigh(noise / size)
+        noise_root = vectors * values.clamp_min(0.0).sqrt() @ vectors.T
+        scales = torch.stack([torch.ones_like(size), size])
+
+    def cotangents(where: slice, n: int) -> Tensor:
+        """(c, n, k) mixtures of some examples' outputs, and the same times the noise's root."""
+        chosen = signs[(order[where] + torch.arange(mixtures, device=device).unsqueeze(1)) % len(signs)]
+        rows = (roots[where] @ chosen.unsqueeze(3)).squeeze(3)
+        return rows if noise_root is None else torch.cat([rows, chosen @ noise_root])
+
+    weights = (torch.diag(scales.double()) / mixtures).repeat_interleave(mixtures, 1)
+    return Pullback(cotangents, weights.shape[1], weights)
+
+
+def residuals_alone(problem: Linearization) -> Pullback:
+    """The residual of every example, for the score alone; of length one, as half precision underflows."""
+    residuals = problem.residuals
+    lengths = torch.linalg.vector_norm(residuals, dim=1, keepdim=True)
+    lengths = torch.where(lengths > 0, lengths, 1.0)
+
+    def unit(where: slice, n: int) -> Tensor:
+        return (residuals[where] / lengths[where]).unsqueeze(0)
+
+    return Pullback(unit, 1, lengths.new_zeros(0, 1), residuals=lengths, label="score")
+
+
 class SpectrumSums(Accumulator):
     """Pass 2: EKFAC's eigenvalues, those of the homoscedastic meat, and the score.
 
-    With squared error, outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one set
-    of gradients serves both sums; without `noise`, the homoscedastic meat and the score are left out. With other losses
-    the two sums are the same, up to a dispersion. About one in `every` examples is used.
+    Without `noise`, the homoscedastic meat and the score are left out. All outputs are pulled back unless `pullback`
+    says otherwise. About one in `every` examples is used.
     """
 
-    label = "eigenvalues"
     bases: Sequence[Basis]
 
     def __init__(
-        self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None = None, every: int = 1
+        self,
+        gradients: LayerGradients,
+        bases: Sequence[Basis],
+        noise: Tensor | None,
+        pullback: Pullback | None = None,
+        every: int = 1,
     ) -> None:
         self.problem, self.bases, self.noise, self.every = gradients.problem, bases, noise, every
-        problem = gradients.problem
-        self.roots = None if problem.identity_hessians else problem.hessian_roots  # mixtures of the outputs
-        self.frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-        weights = self.frame.new_ones(1, problem.hessian_roots.shape[2])
-        if problem.sketch is not None and noise is None:  # its columns, without the residual
-            self.frame, self.roots = self.frame[:, :-1], None
-        elif self.roots is None and noise is not None and problem.k > 1:  # with one output the noise is just a factor
-            sizes, self.frame = eigh(noise)
-            problem.passes.process_group.broadcast([sizes, self.frame], 0, "eigenvalues")
-            weights = torch.cat([weights, sizes.clamp_min(0.0).unsqueeze(0)])
-        self._begin(ConstantCotangents(self.frame.T), self.frame.shape[1], weights)
-
-    def _begin(self, cotangents: Cotangents, count: int, weights: Tensor) -> None:
-        """Zeros for each row of the weights."""
-        self.cotangents, self.count, self.weights = cotangents, count, weights
+        self.pullback = pullback or all_outputs(gradients.problem, noise)
+        self.label, self.cotangents, self.count = self.pullback.label, self.pullback.cotangents, self.pullback.count
+        weights = self.pullback.weights
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # number of examples added
-        self.sums = [MomentSums(basis, len(weights), self.problem.device) for basis in self.bases]
+        self.sums = [MomentSums(basis, len(weights), self.problem.device) for basis in bases]
         self.state = {"seen": self.seen, **numbered([one.state for one in self.sums])}
-        self.given = [self.frame, weights]
+        self.given = [weights] if noise is None else [weights, noise]
 
     def add(self, where: slice, views: list[BasisView]) -> None:
         """Add squares in the basis, and J_i^T r_i."""
-        residuals = self.problem.residuals[where] @ self.frame
-        self.seen += len(residuals)
-        mixing, summed = None if self.roots is None else self.roots[where], None if self.noise is None else residuals
+        pullback = self.pullback
+        self.seen += len(self.problem.outputs[where])
+        mixing, residuals = (None if one is None else one[where] for one in (pullback.mixing, pullback.residuals))
         for sums, view in zip(self.sums, drained(views), strict=True):
-            sums.add(view, self.weights, summed, mixing)
+            sums.add(view, pullback.weights, residuals, mixing)
 
     def spectrum(self) -> list[BlockSpectrum]:
         """The eigenvalues of every block."""
@@ -508,44 +571,6 @@ class SpectrumSums(Accumulator):
                 moments.append(moments[0].times(float(self.noise)))
             found.append(BlockSpectrum(basis, moments[0], moments[-1], sums.total))
         return found
-
-
-class SampledSpectrumSums(SpectrumSums):
-    """`SpectrumSums` from a few random mixtures of each example's outputs, one backward pass each; without the score.
-
-    Averaged over random signs z, the square of J^T R z is the sum of squares of all columns of J^T R. Over many
-    examples the sums agree within some per cent along each direction.
-    """
-
-    def __init__(
-        self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, mixtures: int, every: int = 1
-    ) -> None:
-        self.problem, self.bases, self.noise, self.every = gradients.problem, bases, noise, every
-        problem, self.mixtures = gradients.problem, mixtures
-        self.signs = balanced_signs(problem.hessian_roots.shape[2]).to(problem.residuals)
-        draw = torch.Generator("cpu").manual_seed(0)
-        self.order = torch.randint(len(self.signs), (problem.n,), generator=draw, device="cpu").to(problem.device)
-        self.frame, sets = self.signs.new_zeros(0), self.signs.new_ones(1)
-        if problem.identity_hessians and noise is not None:  # scaled, as half precision underflows for small numbers
-            size = noise.diagonal().max().clamp_min(torch.finfo(noise.dtype).tiny)
-            values, vectors = eigh(noise / size)
-            self.frame = vectors * values.clamp_min(0.0).sqrt() @ vectors.T
-            sets = torch.stack([torch.ones_like(size), size])
-        weights = (torch.diag(sets.double()) / mixtures).repeat_interleave(mixtures, 1)
-        self._begin(self._mixed, weights.shape[1], weights)
-
-    def _mixed(self, where: slice, n: int) -> Tensor:
-        """(c, n, k) mixtures of some examples' outputs, and the same times the noise's root."""
-        at = self.order[where] + torch.arange(self.mixtures, device=self.order.device).unsqueeze(1)  # (mixtures, n)
-        signs = self.signs[at % len(self.signs)]
-        rows = (self.problem.hessian_roots[where] @ signs.unsqueeze(3)).squeeze(3)
-        return torch.cat([rows, signs @ self.frame]) if len(self.weights) == 2 else rows
-
-    def add(self, where: slice, views: list[BasisView]) -> None:
-        """Add squares in the basis."""
-        self.seen += len(self.order[where])
-        for sums, view in zip(self.sums, drained(views), strict=True):
-            sums.add(view, self.weights, None)
 
 
 class TwoBasisSpectrumSums(SpectrumSums):
@@ -568,7 +593,8 @@ class TwoBasisSpectrumSums(SpectrumSums):
 
     def add(self, where: slice, views: list[BasisView]) -> None:
         """Add squares, and the second moments of J_i^T r_i."""
-        residuals = (self.problem.residuals[where] @ self.frame).unsqueeze(2)
+        assert self.pullback.residuals is not None
+        residuals = self.pullback.residuals[where].unsqueeze(2)
         for basis, sums, view in zip(self.leading, self.factors, views, strict=True):
             for _, rotated in view.mixed(residuals) if basis is not None else ():
                 assert basis is not None
@@ -598,33 +624,6 @@ class TwoBasisSpectrumSums(SpectrumSums):
         return found
 
 
-class Score(Accumulator):
-    """A pass for sum_i J_i^T r_i, in the shape of each block's matrix: one backward pass from the residuals."""
-
-    label = "score"
-    count = 1
-
-    def __init__(self, gradients: LayerGradients) -> None:
-        self.problem, residuals = gradients.problem, gradients.problem.residuals
-        lengths = torch.linalg.vector_norm(residuals, dim=1, keepdim=True)
-        self.lengths = torch.where(lengths > 0, lengths, 1.0)  # (n, 1)
-        self.cotangents = self._unit
-        self.sums = [
-            torch.zeros(block.matrix_shape, dtype=torch.float64, device=self.problem.device)
-            for block in gradients.blocks
-        ]
-        self.state = {str(at): one for at, one in enumerate(self.sums)}
-
-    def _unit(self, where: slice, n: int) -> Tensor:
-        """(1, n, k) residuals scaled to length one, as half precision underflows for small numbers."""
-        return (self.problem.residuals[where] / self.lengths[where]).unsqueeze(0)
-
-    def add(self, where: slice, views: list[BasisView]) -> None:
-        """Add J_i^T r_i."""
-        for into, view in zip(self.sums, drained(views), strict=True):
-            into += total(view.tangent, self.lengths[where])
-
-
 def fit_spectrum(
     gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, notes: list[str], every: int = 1
 ) -> list[BlockSpectrum]:
@@ -636,16 +635,17 @@ def fit_spectrum(
     if problem.sketch is None and samples_outputs(problem, gradients.blocks, whole=False):
         mixtures = 1 if noise is None else math.ceil(MANY_MIXTURES / problem.n)  # a core needs only the order
         every = max(every, problem.n // MANY_MIXTURES)
-        sums = SampledSpectrumSums(gradients, bases, noise, mixtures, every)
-        if sums.count < problem.k:
-            found = gradients.accumulate(sums).spectrum()
+        pullback = random_mixtures(problem, noise, mixtures)
+        if pullback.count < problem.k:
+            sums = gradients.accumulate(SpectrumSums(gradients, bases, noise, pullback, every))
+            found = sums.spectrum()
             what = f"{mixtures} random mixture{'s' * (mixtures > 1)} of the outputs of each of {int(sums.seen)}"
             notes.append(f"eigenvalues come from {what} training examples")
             if noise is None:
                 return found
-            scores = gradients.accumulate(Score(gradients)).sums
-            return [replace(block, score=score) for block, score in zip(found, scores, strict=True)]
-    return gradients.accumulate(SpectrumSums(gradients, bases, noise, every)).spectrum()
+            scores = gradients.accumulate(SpectrumSums(gradients, bases, None, residuals_alone(problem))).sums
+            return [replace(block, score=sums.total) for block, sums in zip(found, scores, strict=True)]
+    return gradients.accumulate(SpectrumSums(gradients, bases, noise, every=every)).spectrum()
 
 
 def balanced_signs(size: int) -> Tensor:

@@ -330,7 +330,8 @@ def test_all_mixtures_give_the_eigenvalues_of_all_outputs(network: nn.Module, li
     tracer = traced(network, whence.EKFAC(), likelihood=likelihood)
     bread: Any = tracer.bread
     bases = [block.basis for block in bread.blocks]
-    sums = kronecker.SampledSpectrumSums(bread.gradients, bases, bread.noise, CLASSES)
+    pullback = kronecker.random_mixtures(tracer.problem, bread.noise, CLASSES)
+    sums = kronecker.SpectrumSums(bread.gradients, bases, bread.noise, pullback)
     found, wanted = bread.gradients.accumulate(sums).spectrum(), bread.blocks
     scale = max(float(one.curvature.inside.max()) for one in wanted)
     for kind in ("curvature", "noise"):
@@ -338,8 +339,9 @@ def test_all_mixtures_give_the_eigenvalues_of_all_outputs(network: nn.Module, li
             one, other = getattr(block, kind), getattr(true, kind)
             assert torch.allclose(one.inside, other.inside, rtol=1e-3, atol=1e-6 * scale)
             assert one.outside == pytest.approx(other.outside, rel=1e-3, abs=1e-6 * scale)
-    score = bread.gradients.accumulate(kronecker.Score(bread.gradients)).sums
-    for one, other in zip(score, [block.score for block in wanted], strict=True):
+    alone = kronecker.residuals_alone(tracer.problem)
+    sums = bread.gradients.accumulate(kronecker.SpectrumSums(bread.gradients, bases, None, alone))
+    for one, other in zip([each.total for each in sums.sums], [block.score for block in wanted], strict=True):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
 
 
