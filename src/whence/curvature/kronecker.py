@@ -451,8 +451,9 @@ class MomentSums:
 
 
 def numbered(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The sums of all blocks in one dictionary, each name prefixed by the block's number."""
-    return {f"{at}.{name}": tensor for at, state in enumerate(states) for name, tensor in state.items()}
+    """The sums of all blocks in one dictionary, without empty ones, each name prefixed by the block's number."""
+    named = ((f"{at}.{name}", one) for at, state in enumerate(states) for name, one in state.items())
+    return {name: one for name, one in named if one.numel()}
 
 
 @dataclass(frozen=True)
@@ -549,7 +550,7 @@ class SpectrumSums(Accumulator):
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # number of examples added
         self.sums = [MomentSums(basis, len(weights), self.problem.device) for basis in bases]
         self.state = {"seen": self.seen, **numbered([one.state for one in self.sums])}
-        self.given = [weights] if noise is None else [weights, noise]
+        self.given = [one for one in (weights, noise) if one is not None and one.numel()]
 
     def add(self, where: slice, views: list[BasisView]) -> None:
         """Add squares in the basis, and J_i^T r_i."""
