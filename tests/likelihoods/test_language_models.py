@@ -232,7 +232,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whence.curvature.core.kept_bytes", lambda *_: 0.0)
+    monkeypatch.setattr("whence.curvature.core.cached_rows_bytes", lambda *_: 0.0)
     options: dict[str, Any] = {"parameters": ["layer.linear*", "head.*"], "hessian_columns": 3}
     execution = whence.Execution(scratch=tmp_path)
     found = whence.estimate(

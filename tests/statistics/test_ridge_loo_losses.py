@@ -11,7 +11,7 @@ from torch import nn
 
 import whence
 from whence.curvature import ridge as ridges
-from whence.curvature.ridge import Linear
+from whence.curvature.ridge import LinearizedModel
 
 N, D, K = 40, 4, 3
 ROADS = (whence.Exact("primal"), whence.Exact("dual"), whence.Core(size=100, tolerance=0))
@@ -178,10 +178,10 @@ def test_what_cannot_be_is_told(data: tuple[np.ndarray, np.ndarray]) -> None:
 def test_curvatures_without_an_inverse_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no ridge of the search gives a Cholesky factor, as for a network that is certain of all its examples."""
 
-    def none(self: Linear, weights: torch.Tensor, ridge: float) -> torch.Tensor:
+    def none(self: LinearizedModel, weights: torch.Tensor, ridge: float) -> torch.Tensor:
         raise whence.SingularCurvatureError("expected a curvature with an inverse, got none.")
 
-    monkeypatch.setattr(Linear, "_newton", none)
+    monkeypatch.setattr(LinearizedModel, "_newton", none)
     x, y = torch.randn(12, 2, dtype=torch.float64), torch.arange(12) % 3
     with pytest.raises(whence.SingularCurvatureError, match="finite leave-one-out loss"):
         whence.fit(torch.nn.Linear(2, 3).double(), [(x, y)], "categorical", ridge="loo", progress=False)

@@ -58,10 +58,10 @@ class Accumulator(ABC):
 
     @abstractmethod
     def add(self, where: slice, views: list[BasisView]) -> None:
-        """Add some training examples: their gradients in every block, read by `drained` if they are read once."""
+        """Add some training examples: their gradients in every block, read by `pop_each` if they are read once."""
 
 
-def drained(views: list[BasisView]) -> Iterator[BasisView]:
+def pop_each(views: list[BasisView]) -> Iterator[BasisView]:
     """Yield every block, and free it when the next one is requested."""
     while views:
         yield views.pop(0)
@@ -382,7 +382,7 @@ def working_precision(problem: Linearization) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def setting_aside(problem: Linearization, need: float, what: str, instead: str) -> Linearization:
+def reserve_memory(problem: Linearization, need: float, what: str, instead: str) -> Linearization:
     """The same problem with `need` bytes less memory; raise with the advice `instead` if they do not fit."""
     problem.budget.require(need, what, instead)
     return replace(problem, budget=Budget(problem.device, problem.budget.limit - need))
@@ -395,7 +395,7 @@ SUMS_PER_WEIGHT = 5.0  # scores and Newton steps, in float64 numbers per weight
 FRAGMENTED = 1.1  # factor for fragmentation of the heap by factors and eigenvectors
 
 
-def kept_exactly(block: Block) -> bool:
+def has_exact_block(block: Block) -> bool:
     """Whether a block without a Kronecker form (norms, biases, bare parameters) is kept as a matrix, not a diagonal."""
     return block.numel <= LARGEST_EXACT
 
@@ -407,7 +407,7 @@ def factor_sides(blocks: Iterable[Block]) -> list[tuple[int, int]]:
         shape = block.matrix_shape
         if block.kind == "kronecker":
             found += [(shape[0], side) for side in shape[1:] if side <= LARGEST_SIDE]
-        elif block.kind == "rows" or kept_exactly(block):
+        elif block.kind == "rows" or has_exact_block(block):
             found.append((1, shape[-1]))
     return found
 

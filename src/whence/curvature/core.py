@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import LayerGradients, setting_aside, working_precision
+from whence.curvature.accumulate import LayerGradients, reserve_memory, working_precision
 from whence.curvature.base import AdditiveStructure, MeatRoots, singular
 from whence.curvature.cost import Cost, ProblemSizes
 from whence.curvature.ekfac import factor_cost
@@ -20,7 +20,7 @@ from whence.curvature.primal import (
     Projected,
     algebra_bytes,
     algebra_operations,
-    kept_bytes,
+    cached_rows_bytes,
     primal_bytes,
 )
 from whence.curvature.rotation import Basis
@@ -68,10 +68,10 @@ class Core(AdditiveStructure):
         every = enough_examples(problem, gradients.blocks, RANKED)
         spectrum = [block.curvature.inside for block in fit_spectrum(gradients, bases, None, notes, every)]
         chosen, share, r = self._choose(spectrum, problem, ridge)
-        trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]
+        trimmed = [without_unused_columns(basis, index) for basis, index in zip(bases, chosen, strict=True)]
         notes.append(f"core of {r} coordinates, {100 * share:.1f} % of the degrees of freedom EKFAC counts")
         features = Projected(gradients, [one for one, _ in trimmed], [index for _, index in trimmed], notes)
-        left = setting_aside(problem, primal_bytes(r), f"a core of {r} coordinates", "Lower `size`.")
+        left = reserve_memory(problem, primal_bytes(r), f"a core of {r} coordinates", "Lower `size`.")
         return FittedPrimal.fit(left, features, ridge)
 
     def _choose(
@@ -131,7 +131,7 @@ def quick_size(numbers: int, device: torch.device, limit: float = math.inf, shar
     return int(min(max(QUICK_SIZE, quick), (limit / primal_bytes(1)) ** 0.5))
 
 
-def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
+def without_unused_columns(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
     """Drop the columns of a basis that no chosen coordinate uses; return the coordinates' new positions too."""
     block = basis.block
     if not len(index) or block.kind != "kronecker" or basis.inputs is None or basis.outputs is None:
@@ -195,7 +195,7 @@ class Sketch(AdditiveStructure):
         problem.passes.process_group.broadcast(bases, 0, "the sketch")  # other processes may round them differently
         r = features.size
         features.notes.append(f"random sketch of {r} features for {problem.selection.size} weights")
-        left = setting_aside(problem, primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
+        left = reserve_memory(problem, primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
         return FittedPrimal.fit(left, features, ridge)
 
     def cost(self, sizes: ProblemSizes) -> Cost:
@@ -212,7 +212,7 @@ def sketch_features(gradients: LayerGradients, size: int, seed: int) -> Projecte
     problem = gradients.problem
     generator = torch.Generator("cpu").manual_seed(seed)
     shares = allot([block.numel for block in gradients.blocks], size)
-    bases = [draw(block, share, generator) for block, share in zip(gradients.blocks, shares, strict=True)]
+    bases = [random_basis(block, share, generator) for block, share in zip(gradients.blocks, shares, strict=True)]
     moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
     indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
     return Projected(gradients, moved, indices, list(gradients.notes), orthonormal=False)
@@ -233,7 +233,7 @@ def allot(sizes: Sequence[int], total: int) -> list[int]:
     return shares
 
 
-def draw(block: Block, share: int, generator: torch.Generator) -> Basis:
+def random_basis(block: Block, share: int, generator: torch.Generator) -> Basis:
     """A random basis of about `share` coordinates with U U^T equal to the identity on average."""
     if share >= block.numel:
         return Basis(block)
@@ -263,7 +263,7 @@ def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = No
     """Cost of the exact algebra on r features; `bases` is in bytes, by default for random projections."""
     if bases is None:
         bases = sum(math.sqrt(block.numel) for block in sizes.blocks) * math.sqrt(r) * sizes.working
-    rows = kept_bytes(sizes, r, sizes.working, primal_bytes(r))
+    rows = cached_rows_bytes(sizes, r, sizes.working, primal_bytes(r))
     disk = float(sizes.numbers) * r * sizes.working if sizes.scratch and not rows else 0.0
     chunk = sizes.layer_bytes + 3.0 * sizes.layer_chunk * sizes.k * r * sizes.working
     passes = 1.0 if rows or disk else 4.0

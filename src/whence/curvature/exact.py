@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
-from whence.curvature.accumulate import setting_aside
+from whence.curvature.accumulate import reserve_memory
 from whence.curvature.aligned import FittedDual, FittedIterative
 from whence.curvature.base import FittedCurvature, MeatRoots, Structure, singular
 from whence.curvature.core import Core
 from whence.curvature.cost import Cost, ProblemSizes
-from whence.curvature.primal import FittedPrimal, algebra_bytes, algebra_operations, kept_bytes
+from whence.curvature.primal import FittedPrimal, algebra_bytes, algebra_operations, cached_rows_bytes
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
 from whence.runtime.memory import readable
@@ -76,7 +76,7 @@ class Exact(Structure):
             assert ridge is not None  # leave-one-out needs a matrix
             return FittedIterative.fit(problem, ridge, self.tolerance, self.iterations)
         need = matrix_bytes(sizes, road)
-        left = setting_aside(problem, need, f"the exact structure ({road} road)", _instead(problem, sizes))  # for rows
+        left = reserve_memory(problem, need, f"the exact structure ({road} road)", _instead(problem, sizes))  # for rows
         algebra: type[FittedPrimal | FittedDual] = FittedPrimal if road == "primal" else FittedDual
         fitted = algebra.fit(left, problem.jacobian(), ridge)
         fitted.notes.append(f"exact algebra, {road} road, {readable(need)} planned")
@@ -121,7 +121,7 @@ def _instead(problem: Linearization, sizes: ProblemSizes) -> str:
 
 def _primal_cost(sizes: ProblemSizes, name: str) -> Cost:
     """Cost with the d x d curvature."""
-    rows = kept_bytes(sizes, sizes.d, sizes.item, 9.0 * sizes.item * sizes.d**2)
+    rows = cached_rows_bytes(sizes, sizes.d, sizes.item, 9.0 * sizes.item * sizes.d**2)
     memory = algebra_bytes(sizes, sizes.d, rows, sizes.row_bytes)
     return Cost(name, memory, 1.0 if rows else 4.0, algebra_operations(sizes, sizes.d), rows=True)
 
@@ -130,7 +130,7 @@ def _dual_cost(sizes: ProblemSizes, name: str) -> Cost:
     """Cost with the n k x n k kernel; rows that are not kept are read again for each of its blocks."""
     inner = float(sizes.n * max(sizes.k, sizes.q))
     kernel, part = inner**2 * sizes.item, 0.2 * sizes.limit
-    rows = kept_bytes(sizes, sizes.d, sizes.item, 5.0 * kernel)
+    rows = cached_rows_bytes(sizes, sizes.d, sizes.item, 5.0 * kernel)
     assembling = kernel + (max(2.0 * rows, rows + sizes.row_bytes) if rows else 2.0 * part)
     factoring = rows + (10.5 if sizes.q else 5.0) * kernel + sizes.example_bytes
     passes = 1.0 if rows else 2.0 + sizes.numbers * sizes.d * sizes.item / part

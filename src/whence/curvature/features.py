@@ -134,7 +134,7 @@ class TrainingRows:
                 yield where, rows
         check_gradients(checked)
 
-    def of_groups(
+    def read_groups(
         self,
         label: str,
         index: Tensor,
@@ -180,7 +180,7 @@ class TrainingRows:
             found[:, where] = (vectors @ rows.flatten(0, 1).T).reshape(len(vectors), -1, self.problem.k)
         return found.flatten(1)
 
-    def curved(self, where: slice, rows: Tensor) -> Tensor:
+    def times_hessian_roots(self, where: slice, rows: Tensor) -> Tensor:
         """Rows multiplied by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
         if self.problem.identity_hessians:
             return rows

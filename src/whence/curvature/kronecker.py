@@ -22,8 +22,8 @@ from whence.curvature.accumulate import (
     ConstantCotangents,
     Cotangents,
     LayerGradients,
-    drained,
-    kept_exactly,
+    has_exact_block,
+    pop_each,
     working_precision,
 )
 from whence.curvature.rotation import (
@@ -32,15 +32,15 @@ from whence.curvature.rotation import (
     BasisView,
     DiagonalMoments,
     Factored,
-    combine,
-    halved,
+    half_on_gpu,
+    mix_cotangents,
     outer,
     products_are_rounded,
-    raised,
     slices,
-    total,
+    weighted_sum,
+    without_half,
 )
-from whence.curvature.two_bases import leading, leading_part, rotate
+from whence.curvature.two_bases import leading_basis, leading_part, rotate
 from whence.jacobian.gradients import (
     Block,
     Dense,
@@ -61,14 +61,14 @@ EXAMPLES_PER_SIDE = 40  # least number for each output of a layer: small eigenva
 # --- Pass 1: factors and eigenvectors --------------------------------------------------------------------------------
 
 
-def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+def gradient_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of G^T G (e, i, i) and G G^T (e, o, o) for G = sum_t g_t a_t^T, a (n, e, t, i), g (n, c, e, t, o)."""
     n, c, e, t, o = g.shape
     i = a.shape[3]
     if t == 1:  # G is never formed
         below = a * g.square().sum((1, 4)).sqrt().unsqueeze(3)
         above = g * a.square().sum(3, keepdim=True).sqrt().unsqueeze(1)
-        return summed(below, 1), summed(above, 2)
+        return sum_of_outer_products(below, 1), sum_of_outer_products(above, 2)
     inputs, outputs = (torch.zeros(e, size, size, dtype=torch.float64, device=a.device) for size in (i, o))
     for some in slices(n, c * e * o * i, a):
         below, above = matrix_moments(outer(a[some], g[some]))
@@ -79,10 +79,10 @@ def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 def matrix_moments(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of G^T G and G G^T, (e, i, i) and (e, o, o), of gradient matrices (n, c, e, o, i)."""
-    return summed(matrices, 2), summed(matrices.transpose(3, 4), 2)
+    return sum_of_outer_products(matrices, 2), sum_of_outer_products(matrices.transpose(3, 4), 2)
 
 
-def summed(values: Tensor, groups: int) -> Tensor:
+def sum_of_outer_products(values: Tensor, groups: int) -> Tensor:
     """Sum v v^T over every axis but the last and the axis `groups`: (..., e, ..., i) to (e, i, i)."""
     return second_moment(values.movedim(groups, 0).flatten(1, -2))
 
@@ -91,14 +91,14 @@ def second_moment(rows: Tensor) -> Tensor:
     """Rows (..., m, i) to (..., i, i). Many rows are summed in float64, or small eigenvalues would be lost."""
     parts = rows.split(LONGEST_SUM * (32 if rows.is_cuda else 1), dim=-2)  # a GPU sums in tiles, and calls cost more
     if len(parts) == 1 or rows.dtype == torch.float64:
-        return _crossed(rows)
+        return _gram(rows)
     total = torch.zeros(*rows.shape[:-2], rows.shape[-1], rows.shape[-1], dtype=torch.float64, device=rows.device)
     for part in parts:
-        total += _crossed(part)
+        total += _gram(part)
     return total
 
 
-def _crossed(rows: Tensor) -> Tensor:
+def _gram(rows: Tensor) -> Tensor:
     """Rows (..., m, i) to (..., i, i); for one matrix on a CPU, products known by symmetry are skipped."""
     size = rows.shape[-1]
     if rows.is_cuda or size <= NARROWEST or rows.numel() != rows.shape[-2] * size:
@@ -120,7 +120,7 @@ class Factors:
             return torch.zeros(shape, dtype=torch.float64, device=device) if kept else None
 
         self.block, i = block, block.matrix_shape[-1]
-        self.inputs, self.outputs = zeros(i, block.kind == "rows" or kept_exactly(block)), None
+        self.inputs, self.outputs = zeros(i, block.kind == "rows" or has_exact_block(block)), None
         if block.kind == "kronecker":
             o = block.matrix_shape[1]
             self.inputs, self.outputs = zeros(i, i <= LARGEST_SIDE), zeros(o, o <= LARGEST_SIDE and o != without_basis)
@@ -143,21 +143,23 @@ class Factors:
         if not isinstance(tangent, Kronecker):
             values = tangent.values if isinstance(tangent, Dense) else tangent.aggregate().values
             if self.inputs is not None:
-                self.inputs += second_moment(raised(values).flatten(0, 1))
+                self.inputs += second_moment(without_half(values).flatten(0, 1))
             return
         share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # mean weight of an example
         self.counts[0] += share * tangent.examples * tangent.positions
         if whole and self.inputs is not None and self.outputs is not None:
-            below, above = whole_moments(raised(tangent.inputs()), raised(tangent.grads()))
+            below, above = gradient_moments(without_half(tangent.inputs()), without_half(tangent.grads()))
             self.inputs += below
             self.outputs += above
             self.counts[1] += 1.0
             return
         if self.inputs is not None:
-            a = halved(tangent.inputs())
-            self.inputs += summed(a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1), 1)
+            a = half_on_gpu(tangent.inputs())
+            self.inputs += sum_of_outer_products(
+                a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1), 1
+            )
         if self.outputs is not None:
-            self.outputs += summed(halved(tangent.grads()), 2)
+            self.outputs += sum_of_outer_products(half_on_gpu(tangent.grads()), 2)
 
     def basis(self, notes: list[str]) -> tuple[Basis, Tensor | None]:
         """The Kronecker eigenbasis, and the eigenvalues in it where both factors or an exact block are known."""
@@ -205,17 +207,17 @@ class KroneckerFactors(Accumulator):
         # of them should cost no more than these.
         without = problem.width if problem.sketch is not None and problem.width > LARGEST_CLASSES else None
         self.factors = [Factors(block, problem.device, without) for block in self.blocks]
-        self.state = {"seen": self.seen, **numbered([one.state for one in self.factors])}
+        self.state = {"seen": self.seen, **by_block([one.state for one in self.factors])}
 
     def add(self, where: slice, views: list[BasisView]) -> None:
         """Add a a^T and g g^T."""
         problem, weights = self.problem, self.problem.sample_weights
         curved = not problem.identity_hessians and self.count == problem.k
         self.seen += len(range(*where.indices(problem.n)))
-        for factors, view in zip(self.factors, drained(views), strict=True):
+        for factors, view in zip(self.factors, pop_each(views), strict=True):
             tangent = view.tangent
             whole = self.whole and isinstance(tangent, Kronecker) and tangent.positions > 1
-            tangent = combine(tangent, problem.hessian_roots[where]) if curved else tangent
+            tangent = mix_cotangents(tangent, problem.hessian_roots[where]) if curved else tangent
             factors.add(tangent, None if weights is None else weights[where], whole)
 
     def eigenbases(
@@ -288,7 +290,7 @@ def describe_blocks(blocks: Sequence[Block]) -> list[str]:
     """Say in words which parameters have a Kronecker form, an exact block or a diagonal."""
     kinds: dict[str, list[Block]] = {"Kronecker": [], "exact block": [], "diagonal": []}
     for block in blocks:
-        exact = "exact block" if kept_exactly(block) else "diagonal"
+        exact = "exact block" if has_exact_block(block) else "diagonal"
         kinds["Kronecker" if block.kind != "dense" else exact].append(block)
     notes = []
     for kind, some in kinds.items():
@@ -425,7 +427,7 @@ class MomentSums:
         The c cotangents whose gradients are squared are the view's k, or mixtures (n, k, c) of them.
         """
         if summed is not None:
-            self.total += total(view.tangent, summed)
+            self.total += weighted_sum(view.tangent, summed)
         if not len(squared):
             return
         each = squared.double().unsqueeze(1)  # (count, n or 1, c)
@@ -438,7 +440,7 @@ class MomentSums:
                 self.state["rotated"] += rotate(rotated, self.rotation).squares(weights)
         if not view.complete:
             wide = None if mixing is None else mixing.double()
-            lengths = view.lengths() if wide is None else (wide * (view.energy().double() @ wide)).sum(1)
+            lengths = view.squared_lengths() if wide is None else (wide * (view.gram_matrices().double() @ wide)).sum(1)
             self.length += (each * lengths.double()).sum((1, 2))
 
     def finish(self) -> list[DiagonalMoments]:
@@ -450,7 +452,7 @@ class MomentSums:
         return found
 
 
-def numbered(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def by_block(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The sums of all blocks in one dictionary, without empty ones, each name prefixed by the block's number."""
     named = ((f"{at}.{name}", one) for at, state in enumerate(states) for name, one in state.items())
     return {name: one for name, one in named if one.numel()}
@@ -549,7 +551,7 @@ class SpectrumSums(Accumulator):
         weights = self.pullback.weights
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # number of examples added
         self.sums = [MomentSums(basis, len(weights), self.problem.device) for basis in bases]
-        self.state = {"seen": self.seen, **numbered([one.state for one in self.sums])}
+        self.state = {"seen": self.seen, **by_block([one.state for one in self.sums])}
         self.given = [one for one in (weights, noise) if one is not None and one.numel()]
 
     def add(self, where: slice, views: list[BasisView]) -> None:
@@ -557,7 +559,7 @@ class SpectrumSums(Accumulator):
         pullback = self.pullback
         self.seen += len(self.problem.outputs[where])
         mixing, residuals = (None if one is None else one[where] for one in (pullback.mixing, pullback.residuals))
-        for sums, view in zip(self.sums, drained(views), strict=True):
+        for sums, view in zip(self.sums, pop_each(views), strict=True):
             sums.add(view, pullback.weights, residuals, mixing)
 
     def spectrum(self) -> list[BlockSpectrum]:
@@ -584,13 +586,13 @@ class TwoBasisSpectrumSums(SpectrumSums):
         self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor, directions: int | None
     ) -> None:
         super().__init__(gradients, bases, noise)
-        self.leading = [leading(basis, directions) for basis in bases]
+        self.leading = [leading_basis(basis, directions) for basis in bases]
         sides = [[] if basis is None else basis.tensors for basis in self.leading]  # inputs, and outputs if there are
         self.factors = [
             [one.new_zeros(*one.shape[:-2], *2 * one.shape[-1:], dtype=torch.float64) for one in some] for some in sides
         ]
         meats = [{str(side): one for side, one in enumerate(each)} for each in self.factors]
-        self.state |= {f"meat.{name}": one for name, one in numbered(meats).items()}
+        self.state |= {f"meat.{name}": one for name, one in by_block(meats).items()}
 
     def add(self, where: slice, views: list[BasisView]) -> None:
         """Add squares, and the second moments of J_i^T r_i."""
@@ -601,7 +603,7 @@ class TwoBasisSpectrumSums(SpectrumSums):
                 assert basis is not None
                 part = leading_part(rotated, basis.shape)
                 if isinstance(part, Factored):
-                    found = whole_moments(part.a.unsqueeze(2), part.g.unsqueeze(3))
+                    found = gradient_moments(part.a.unsqueeze(2), part.g.unsqueeze(3))
                 else:
                     rows = part.matrices().flatten(0, 1)
                     found = matrix_moments(part.matrices()) if len(sums) == 2 else (rows.T @ rows, rows)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.curvature.accumulate import setting_aside
+from whence.curvature.accumulate import reserve_memory
 from whence.curvature.base import AdditiveStructure, MeatRoots, Meats, Predicted, Structure, singular
 from whence.curvature.cost import EIGENVECTORS, Cost, ProblemSizes
 from whence.curvature.exact import Auto
@@ -26,7 +26,7 @@ from whence.curvature.primal import (
     PrimalSandwich,
     algebra_bytes,
     algebra_operations,
-    kept_bytes,
+    cached_rows_bytes,
     primal_bytes,
 )
 from whence.data.batches import Inputs
@@ -224,7 +224,7 @@ class LeafCore(AdditiveStructure):
         r = max(1, min(wanted, leaves, problem.n * (problem.k if width == 1 else 1)))
         features = LeafFeatures(model, *leading_directions(problem, model, r, self.seed))
         need, what = primal_bytes(features.size), f"a core of {features.size} directions"
-        left = setting_aside(problem, need, what, "Lower `size`.")
+        left = reserve_memory(problem, need, what, "Lower `size`.")
         features.notes.append(
             f"{features.size} leading directions of {problem.selection.size} leaf values; what lies outside of them "
             "counts by its length, and by the curvature there as random sums of training rows measure it"
@@ -242,7 +242,7 @@ class LeafCore(AdditiveStructure):
         r = max(1, min(self._wanted(sizes.d, 1, sizes.limit), sizes.d, sizes.numbers))
         sample, square = min(sizes.n, SAMPLE / sizes.k), float(r) ** 2
         gather = GATHER * sizes.entries * r  # for each row
-        rows = kept_bytes(sizes, r, 4, primal_bytes(r))
+        rows = cached_rows_bytes(sizes, r, 4, primal_bytes(r))
         algebra = algebra_bytes(sizes, r, rows, 3.0 * min(ROW_BYTES, 4.0 * sizes.numbers * r))
         directions = 50.0 * sample * sizes.entries + sizes.d * (LEAF_BYTES * r + 32.0 * SUMS)
         search = (2 * ITERATIONS + 2) * sample * gather + 12.0 * (ITERATIONS + 1) * sizes.d * square

@@ -71,13 +71,13 @@ class Projected:
 
     def weights(self) -> Tensor:
         """The network's weights in these coordinates, (r,)."""
-        return self._along(self.gradients.problem.selection.detached(), torch.float64)
+        return self._coordinates(self.gradients.problem.selection.detached(), torch.float64)
 
     def into(self, vectors: Tensor) -> Tensor:
         """U^T v: vectors (..., d) over the selected weights to these coordinates (..., r)."""
-        return self._along(self.gradients.problem.selection.unflatten(vectors))
+        return self._coordinates(self.gradients.problem.selection.unflatten(vectors))
 
-    def _along(self, parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    def _coordinates(self, parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
         parts = []
         for basis, index in zip(self.bases, self.indices, strict=True):
             matrix = basis.block.to_matrix(parameters).to(dtype=dtype)
@@ -132,7 +132,7 @@ def feature_curvature(rows: TrainingRows) -> tuple[Tensor, Tensor]:
     state = {"curvature": curvature, "score": score}
     for where, some in rows.read("curvature", state, [rows.features.weights()]):
         with rounded_products(False):  # TF32 has too few digits to invert nearly dependent features
-            add_gram(curvature, rows.curved(where, some).flatten(0, 1))
+            add_gram(curvature, rows.times_hessian_roots(where, some).flatten(0, 1))
         score += (problem.residuals[where].to(some.dtype).flatten() @ some.flatten(0, 1)).to(score.dtype)
     return mirror(curvature), score
 
@@ -149,7 +149,7 @@ def leverages(rows: TrainingRows, whiten: Whitening, step: Tensor) -> tuple[Tens
         blocks[where] = (white @ white.mT).to(blocks.dtype)
         change[where] = (some @ step.to(some.dtype)).to(change.dtype)
         if curvature is not None:
-            add_gram(curvature, rows.curved(where, white).flatten(0, 1))
+            add_gram(curvature, rows.times_hessian_roots(where, white).flatten(0, 1))
     return blocks, change, None if curvature is None else mirror(curvature)
 
 
@@ -217,7 +217,7 @@ class FittedPrimal(FittedCurvature):
             squared = problem.identity_hessians
             path = path_from_curvature(curvature, rows, features.notes) if squared else path_from_losses(rows)
             ridge = path.best
-        whiten = factored(curvature, ridge, rows)
+        whiten = factorize(curvature, ridge, rows)
         # meats are summed in these coordinates, so all processes need the same ones
         problem.passes.process_group.broadcast([whiten.scale, whiten.inverse], 0, "curvature")
         downhill = (score - ridge * features.weights()) / whiten.scale
@@ -259,7 +259,7 @@ class FittedPrimal(FittedCurvature):
         problem, size, given = self.problem, self.features.size, [self.whiten.scale, self.whiten.inverse]
         need = 3.0 * groups.total * size * problem.outputs.element_size()
         problem.budget.require(need, f"{groups.total} groups", "Make fewer groups.")
-        read = self.rows.of_groups("groups", groups.index, size, given, lambda _, rows: self.whiten(rows))
+        read = self.rows.read_groups("groups", groups.index, size, given, lambda _, rows: self.whiten(rows))
         yield from ((members, white @ white.mT) for members, white in read)
 
     def alignments(self, inputs: Inputs) -> Alignments:
@@ -313,7 +313,7 @@ class FittedPrimal(FittedCurvature):
             yield where, (flat.to(rows.dtype) @ rows.flatten(0, 1).T).reshape(m, k, -1, self.problem.k)
 
 
-def factored(curvature: Tensor, ridge: float, rows: TrainingRows) -> Whitening:
+def factorize(curvature: Tensor, ridge: float, rows: TrainingRows) -> Whitening:
     """The factored inverse of F_lam, from the curvature F, or by QR of the rows for accuracy."""
     diagonal = curvature.diagonal() + ridge
     eps = torch.finfo(curvature.dtype).eps * len(diagonal)
@@ -354,7 +354,7 @@ def factor_by_qr(rows: TrainingRows, scale: Tensor, ridge: float) -> Tensor:
     penalty = len(scale) if ridge > 0 else 0
     stacked = scale.new_zeros(numbers + penalty, len(scale))  # large: filled in place
     for where, some in rows.read("curvature"):
-        part = rows.curved(where, some) / scale
+        part = rows.times_hessian_roots(where, some) / scale
         stacked[(where.start - mine.start) * each : (where.stop - mine.start) * each] = part.reshape(-1, len(scale))
     if problem.n * each + penalty < len(scale):
         raise singular(ridge, len(scale) - problem.n * each - penalty, len(scale))
@@ -395,7 +395,7 @@ class PrimalSandwich(Sandwich):
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 
-def kept_bytes(sizes: ProblemSizes, r: int, item: int, needed: float) -> float:
+def cached_rows_bytes(sizes: ProblemSizes, r: int, item: int, needed: float) -> float:
     """Bytes of r features of all training examples, if they stay in memory beside the `needed` bytes, else zero."""
     held = sizes.numbers * r <= CACHE_SHARE * max(sizes.limit - needed, 0.0) / sizes.item
     return float(sizes.numbers) * r * item if held else 0.0

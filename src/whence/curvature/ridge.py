@@ -127,7 +127,7 @@ def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str])
             some, targets = rotated(where, some)
             return torch.cat([some, targets.unsqueeze(2)], 2)
 
-        for _, both in rows.of_groups(label, groups, len(values) + 1, [vectors], joined):
+        for _, both in rows.read_groups(label, groups, len(values) + 1, [vectors], joined):
             sums += _errors(ridges, values, along, folds, both[..., :-1], both[..., -1])
     return RidgePath(ridges, sums / problem.n)
 
@@ -174,7 +174,7 @@ def _errors(
 
 def path_from_losses(rows: TrainingRows) -> RidgePath:
     """Leave-one-out losses over ridges, first coarse, then finer around the best; sorted by ridge."""
-    problem, model = rows.problem, Linear.of(rows)
+    problem, model = rows.problem, LinearizedModel.of(rows)
     trace = float(torch.einsum("nkp,nkj,njp->", model.rows, model.curvatures(model.start), model.rows))
     if trace <= 0:
         raise SingularCurvatureError(
@@ -227,7 +227,7 @@ def _powers(tried: Mapping[float, float], start: float) -> Iterator[float]:
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearizedModel:
     """The linearized model with its loss."""
 
     problem: Linearization  # training examples
@@ -235,7 +235,7 @@ class Linear:
     start: Tensor  # (r,) the network's weights along the features
 
     @classmethod
-    def of(cls, training: TrainingRows) -> Linear:
+    def of(cls, training: TrainingRows) -> LinearizedModel:
         """All rows at once, along the directions that they span and in which outputs vary most."""
         problem, features = training.problem, training.features
         n, k, r = problem.n, problem.k, features.size

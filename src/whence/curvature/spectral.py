@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import Accumulator, LayerGradients, drained, working_precision
+from whence.curvature.accumulate import Accumulator, LayerGradients, pop_each, working_precision
 from whence.curvature.alignments import PreconditionedGradients, contract, is_outer_product
 from whence.curvature.base import (
     Alignments,
@@ -25,9 +25,9 @@ from whence.curvature.base import (
     multiple_of_hessians,
     singular,
 )
-from whence.curvature.kronecker import BlockSpectrum, MomentSums, numbered
-from whence.curvature.rotation import Basis, BasisView, DiagonalMoments, Weights, along
-from whence.curvature.two_bases import TwoBasisWeights, last
+from whence.curvature.kronecker import BlockSpectrum, MomentSums, by_block
+from whence.curvature.rotation import Basis, BasisView, DiagonalMoments, Weights, directional_derivatives
+from whence.curvature.two_bases import TwoBasisWeights, last_coordinates
 from whence.data.batches import Inputs, batch_size, take
 
 
@@ -49,7 +49,7 @@ class MeatSums(Accumulator):
         eye = torch.eye(sum(sizes), dtype=torch.float64, device=device)
         self.masks = torch.stack([part.sum(0) for part in eye.split(sizes)])  # (names, Q)
         self.sums = [MomentSums(block.basis, len(sizes), device, block.rotation) for block in blocks]
-        self.state = numbered([one.state for one in self.sums])
+        self.state = by_block([one.state for one in self.sums])
         rotations = [block.rotation for block in blocks if block.rotation is not None]
         self.given = [*roots.values(), *(one for rotation in rotations for one in rotation.tensors)]
 
@@ -61,7 +61,7 @@ class MeatSums(Accumulator):
         """Add gradients combined with the weights W (n, k, q) of the same examples."""
         mixing = torch.cat(list(roots.values()), dim=2).double()
         summed = mixing @ self.masks[self.names.index("hec3")] if "hec3" in roots else None
-        for sums, view in zip(self.sums, drained(views), strict=True):
+        for sums, view in zip(self.sums, pop_each(views), strict=True):
             sums.add(view, self.masks, summed, mixing)
 
 
@@ -112,15 +112,15 @@ class Leverage(Accumulator):
     def add(self, where: slice, views: list[BasisView]) -> None:
         """Sum leverages and changes over blocks; from these follow the examples' weights in the meats."""
         blocks, change = self.leverage_blocks[where], self.change[where]  # views, updated in place
-        read = drained(views) if self.meats is None else views
+        read = pop_each(views) if self.meats is None else views
         for inverse, direction, view in zip(self.inverse, self.direction, read, strict=True):
             blocks += inverse.grams(view)[0]
-            change += along(view.tangent, direction)
+            change += directional_derivatives(view.tangent, direction)
         if self.meats is not None and self.meat_roots is not None:
             self.meats.add_weighted(views, self.meat_roots(where, blocks, change))
 
 
-def centre(squares: Tensor, total: Tensor, n: int) -> Tensor:
+def jackknife_squares(squares: Tensor, total: Tensor, n: int) -> Tensor:
     """The centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction, for v_i = J_i^T u_i.
 
     Computed from the sums of squares and the total sum_i v_i over n deletions. Centring in a basis keeps the variance
@@ -129,11 +129,13 @@ def centre(squares: Tensor, total: Tensor, n: int) -> Tensor:
     return (squares - total.square() / n).clamp_min(0.0) * ((n - 1) / n)
 
 
-def centred(basis: Basis, squares: DiagonalMoments, total: Tensor, n: int) -> DiagonalMoments:
-    """`centre` inside and outside a basis; the total has the shape of the block's matrix."""
+def jackknife_moments(basis: Basis, squares: DiagonalMoments, total: Tensor, n: int) -> DiagonalMoments:
+    """`jackknife_squares` inside and outside a basis; the total has the shape of the block's matrix."""
     inside = basis.to(torch.float64).into(total)
     rest = float(total.square().sum() - inside.square().sum()) / n / basis.outside if basis.outside else 0.0
-    return DiagonalMoments(centre(squares.inside, inside, n), max(squares.outside - rest, 0.0) * ((n - 1) / n))
+    return DiagonalMoments(
+        jackknife_squares(squares.inside, inside, n), max(squares.outside - rest, 0.0) * ((n - 1) / n)
+    )
 
 
 PLANNED_BATCH = 500  # training examples whose products with an input are held at once, when planning memory
@@ -183,14 +185,14 @@ class FittedSpectral(FittedCurvature):
             for sums in summed:
                 found.update(zip(sums.names, sums.sums[at].finish(), strict=True))
             total = summed[0].sums[at].total  # from the sums with "hec3"
-            found["jackknife"] = centred(block.basis, found["hec3"], total, n)
+            found["jackknife"] = jackknife_moments(block.basis, found["hec3"], total, n)
             names = (*found, "laplace")
             weights.append(self._weights(block, found))
             if block.rotation is not None:
                 pairs = (zip(sums.names, sums.sums[at].state["rotated"], strict=True) for sums in summed)
                 own = {name: one for some in pairs for name, one in some if name != "ho"}  # Ho keeps one basis
-                leading = block.basis.to(torch.float64).into(total)[last(block.rotation.shape)]
-                own["jackknife"] = centre(own["hec3"], block.rotation.to(torch.float64).into(leading), n)
+                leading = block.basis.to(torch.float64).into(total)[last_coordinates(block.rotation.shape)]
+                own["jackknife"] = jackknife_squares(own["hec3"], block.rotation.to(torch.float64).into(leading), n)
                 by_position = {names.index(name): one for name, one in own.items()}
                 inverse = 1.0 / (block.curvature.inside + self.ridge)
                 weights[at] = TwoBasisWeights.add_to(weights[at], block.rotation, by_position, inverse)

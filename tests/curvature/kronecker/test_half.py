@@ -94,7 +94,7 @@ def test_half_precision(structure: Any, as_on_a_gpu: bool, network: nn.Module, m
     if as_on_a_gpu:
         for module in (gradients, linear):
             monkeypatch.setattr(module, "matched", half_or_single)
-        monkeypatch.setattr(kronecker, "halved", lambda values: values)
+        monkeypatch.setattr(kronecker, "half_on_gpu", lambda values: values)
     check_same(traced(network, structure, precision="fp16"), wanted)
 
 
@@ -162,8 +162,8 @@ def test_coarse_views(order: str, kept: tuple[int, int], monkeypatch: pytest.Mon
             return rotation.BasisView(tangent, basis, True, coarse=coarse)
 
         mixed = torch.cat([one.matrices() for _, one in view().mixed(mixing.to(dtype))])
-        along = rotation.along(view().tangent, step.to(dtype))
-        total = rotation.total(tangent, 1e-6 * mixing[..., 0].to(dtype))
+        along = rotation.directional_derivatives(view().tangent, step.to(dtype))
+        total = rotation.weighted_sum(tangent, 1e-6 * mixing[..., 0].to(dtype))
         return [sums.grams(view()), sums.variances(view()), mixed, along, total]
 
     for one, other in zip(seen(*found, coarse=True), seen(*wanted, coarse=False), strict=True):
