@@ -51,7 +51,7 @@ class Accumulator(ABC):
     label: str  # what the pass is for, shown with its progress
     cotangents: Cotangents  # vectors pulled back for every example
     count: int  # number c of cotangents
-    bases: Sequence[Basis] | None = None  # one for each block; `None` for gradients in the coordinates of the weights
+    bases: Sequence[Basis]  # of every block
     every: int = 1  # about one in this many examples is used; `where` then has a step
     state: dict[str, Tensor]  # the sums by name, zeros at first, which `add` changes in place
     given: Sequence[Tensor] = ()  # tensors the sums depend on, besides model, data, options and bases
@@ -122,13 +122,8 @@ class LayerChunk:
     kept: bool = False  # whether it is cached, or held until the next chunk is there
     in_bases: list[BasisView] | None = None
 
-    def views(self, bases: Sequence[Basis] | None, problem: Linearization) -> list[BasisView]:
-        """Every block in its basis. A chunk that is not kept drops its gradients."""
-        if bases is None:
-            found = [BasisView(tangent, Basis(tangent.block)) for tangent in self.tangents]
-            if not self.kept:
-                self.tangents.clear()
-            return found
+    def views(self, bases: Sequence[Basis], problem: Linearization) -> list[BasisView]:
+        """Every block in its basis, once: gradients as captured stay only if they are kept and nothing was rotated."""
         if self.in_bases is not None:
             pairs = zip(self.in_bases, bases, strict=True)
             assert all(view.basis is basis for view, basis in pairs), "gradients that are cached in other bases"
@@ -137,9 +132,10 @@ class LayerChunk:
         coarse = rounded and problem.gradients_are_half
         each = zip(self.tangents, bases, strict=True)
         found = [BasisView(tangent, basis, rounded, coarse) for tangent, basis in each]
-        self.tangents.clear()
-        if self.kept:
+        if self.kept and any(basis.tensors for basis in bases):
             self.in_bases = list(found)
+        if not self.kept or self.in_bases is not None:
+            self.tangents.clear()
         return found
 
 
@@ -174,7 +170,7 @@ class LayerGradients:
 
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
         """Make one pass over the training data; `last` says that no later pass of the fit reads these gradients."""
-        given = [*sums.given, *(one for basis in sums.bases or () for one in basis.tensors)]
+        given = [*sums.given, *(one for basis in sums.bases for one in basis.tensors)]
         for chunk in self._read(sums.label, sums.cotangents, sums.count, sums.state, given, sums.every, last):
             sums.add(chunk.where, chunk.views(sums.bases, self.problem))
             del chunk  # the next one needs the memory

@@ -255,7 +255,7 @@ class Structure(ABC):
         )
 
     @abstractmethod
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedCurvature:
         """Fit the curvature at a ridge lambda on the sum scale, or one chosen by leave-one-out if it is `None`.
 
         `meat_roots` gives the weights that `sandwich` will need, to structures that sum meats and leverages together.

@@ -60,7 +60,7 @@ class Core(AdditiveStructure):
     size: int | None = None
     tolerance: float = 1e-3
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedPrimal:
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
         gradients = LayerGradients(problem)
         notes = list(gradients.notes)
@@ -187,7 +187,7 @@ class Sketch(AdditiveStructure):
     size: int | None = None
     seed: int = 0
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedPrimal:
         """Draw the projections, then run the primal algebra on them."""
         size = self._size(problem.n * problem.k, problem.device)
         features = sketch_features(LayerGradients(problem), size, self.seed)

@@ -30,7 +30,7 @@ class SpectralStructure(AdditiveStructure):
 
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedSpectral:
         """Passes for the bases and the eigenvalues, and one for the leverages."""
         assert ridge is not None  # "loo" is refused before: it needs true leverages
         gradients = LayerGradients(problem)

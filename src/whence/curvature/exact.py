@@ -61,7 +61,7 @@ class Exact(Structure):
         """Whether its passes are sums over examples: the dual road is made of all pairs of them."""
         return self.road in ("auto", "primal")
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedCurvature:
         """Choose the road, check that it fits in memory, and take it."""
         sizes = ProblemSizes.of(problem)
         road = self._road(sizes, ridge)
@@ -171,7 +171,7 @@ class Auto(Structure):
         sizes = ProblemSizes.of(problem)
         return self.choose(sizes if ridge != 0 else replace(sizes, dual=False))
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedCurvature:
         """Fit the structure that was chosen."""
         return self.resolve(problem, ridge)[0].fit(problem, ridge, meat_roots)
 

@@ -40,7 +40,7 @@ from whence.curvature.rotation import (
     weighted_sum,
     without_half,
 )
-from whence.curvature.two_bases import leading_basis, leading_part, rotate
+from whence.curvature.two_bases import last_coordinates, leading_basis, leading_part, rotate
 from whence.jacobian.gradients import (
     Block,
     Dense,
@@ -195,6 +195,7 @@ class KroneckerFactors(Accumulator):
         gradients.require_factors()
         problem = gradients.problem
         self.problem, self.blocks = problem, gradients.blocks
+        self.bases = [Basis(block) for block in gradients.blocks]
         self.whole = whole
         self.sampled = samples_outputs(problem, gradients.blocks, whole)
         self.every = enough_examples(problem, gradients.blocks) if every is None else every
@@ -406,6 +407,12 @@ class BlockSpectrum:
         """F_lam^-1 v for matrices (..., *block.matrix_shape)."""
         return self.basis.solve(self.curvature.damped(ridge), matrices)
 
+    def into_rotated(self, matrix: Tensor) -> Tensor:
+        """Coordinates of a matrix in the meats' own basis."""
+        assert self.rotation is not None
+        leading = self.basis.to(matrix.dtype).into(matrix)[last_coordinates(self.rotation.shape)]
+        return self.rotation.to(matrix.dtype).into(leading)
+
 
 class MomentSums:
     """Sums for one block: squares in its basis for `count` sets of weights, and weighted gradients, not rotated.
@@ -420,6 +427,7 @@ class MomentSums:
             shapes["rotated"] = (count, *rotation.shape)
         self.state = {name: torch.zeros(one, dtype=torch.float64, device=device) for name, one in shapes.items()}
         self.inside, self.length, self.total = (self.state[name] for name in ("inside", "length", "total"))
+        self.rotated = self.state.get("rotated", self.inside[:0])
 
     def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
         """Add a chunk, with weights of the squares (count, c), and optionally of the gradients in the total (n, k).
@@ -437,7 +445,7 @@ class MomentSums:
             weights = each if each.shape[1] == 1 else each[:, part]
             self.inside += rotated.squares(weights)
             if self.rotation is not None:
-                self.state["rotated"] += rotate(rotated, self.rotation).squares(weights)
+                self.rotated += rotate(rotated, self.rotation).squares(weights)
         if not view.complete:
             wide = None if mixing is None else mixing.double()
             lengths = view.squared_lengths() if wide is None else (wide * (view.gram_matrices().double() @ wide)).sum(1)
@@ -534,8 +542,6 @@ class SpectrumSums(Accumulator):
     Without `noise`, the homoscedastic meat and the score are left out. All outputs are pulled back unless `pullback`
     says otherwise. About one in `every` examples is used.
     """
-
-    bases: Sequence[Basis]
 
     def __init__(
         self,

@@ -212,7 +212,7 @@ class LeafCore(AdditiveStructure):
     largest: int = 1024
     seed: int = 0
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedPrimal:
         """Find the directions, then run the primal algebra along them."""
         model = problem.network.model
         if not isinstance(model, LeafSum):

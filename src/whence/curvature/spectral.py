@@ -27,7 +27,7 @@ from whence.curvature.base import (
 )
 from whence.curvature.kronecker import BlockSpectrum, MomentSums, by_block
 from whence.curvature.rotation import Basis, BasisView, DiagonalMoments, Weights, directional_derivatives
-from whence.curvature.two_bases import TwoBasisWeights, last_coordinates
+from whence.curvature.two_bases import TwoBasisWeights
 from whence.data.batches import Inputs, batch_size, take
 
 
@@ -39,7 +39,6 @@ class MeatSums(Accumulator):
     """
 
     label = "meats"
-    bases: Sequence[Basis]
 
     def __init__(self, gradients: LayerGradients, blocks: Sequence[BlockSpectrum], roots: Mapping[str, Tensor]) -> None:
         self.bases, self.roots, self.names = [block.basis for block in blocks], roots, list(roots)
@@ -68,18 +67,17 @@ class MeatSums(Accumulator):
 class Leverage(Accumulator):
     """Pass 3: leverage blocks Q_i = J_i F_lam^-1 J_i^T, the Newton step's change J_i Delta w, and the meats.
 
-    `meat_roots` gives the weights of the examples in the meats; without it, the meats need a pass of their own.
+    `meat_roots` gives the weights of the examples in the meats, which follow from their leverages and changes.
     """
 
     label = "leverage"
-    bases: Sequence[Basis]
 
     def __init__(
         self,
         gradients: LayerGradients,
         blocks: Sequence[BlockSpectrum],
         ridge: float,
-        meat_roots: MeatRoots | None,
+        meat_roots: MeatRoots,
     ) -> None:
         problem = gradients.problem
         empty = sum(block.curvature.empty_directions(block.basis) for block in blocks)
@@ -101,23 +99,19 @@ class Leverage(Accumulator):
         self.direction = [step.to(precision) for step in self.step]
         self.state = {"leverage_blocks": self.leverage_blocks, "change": self.change}
         self.given = [*(part for one in self.inverse for part in (one.inside, one.outside)), *self.direction]
-        self.meats: MeatSums | None = None
-        if meat_roots is not None:
-            none = slice(0, 0)  # a call with no examples gives the number of weights
-            roots = meat_roots(none, self.leverage_blocks[none], self.change[none])
-            self.meats = MeatSums(gradients, blocks, roots)
-            self.state |= self.meats.state
-            self.given += self.meats.given
+        none = slice(0, 0)  # a call with no examples gives the number of weights
+        roots = meat_roots(none, self.leverage_blocks[none], self.change[none])
+        self.meats = MeatSums(gradients, blocks, roots)
+        self.state |= self.meats.state
+        self.given += self.meats.given
 
     def add(self, where: slice, views: list[BasisView]) -> None:
         """Sum leverages and changes over blocks; from these follow the examples' weights in the meats."""
         blocks, change = self.leverage_blocks[where], self.change[where]  # views, updated in place
-        read = pop_each(views) if self.meats is None else views
-        for inverse, direction, view in zip(self.inverse, self.direction, read, strict=True):
+        for inverse, direction, view in zip(self.inverse, self.direction, views, strict=True):
             blocks += inverse.grams(view)[0]
             change += directional_derivatives(view.tangent, direction)
-        if self.meats is not None and self.meat_roots is not None:
-            self.meats.add_weighted(views, self.meat_roots(where, blocks, change))
+        self.meats.add_weighted(views, self.meat_roots(where, blocks, change))
 
 
 def jackknife_squares(squares: Tensor, total: Tensor, n: int) -> Tensor:
@@ -150,7 +144,7 @@ class FittedSpectral(FittedCurvature):
     noise: Tensor  # (k, k) covariance of the residuals
     step: list[Tensor]  # Delta w of each block
     change: Tensor  # (n, k) J_i Delta w
-    summed_meats: MeatSums | None = None  # of HeC0, HeC2 and HeC3, where summed with the leverages
+    summed_meats: MeatSums | None = None  # of HeC0, HeC2 and HeC3; not saved
 
     @property
     def degrees_of_freedom(self) -> float:
@@ -170,14 +164,11 @@ class FittedSpectral(FittedCurvature):
 
     def sandwich(self, meats: Meats) -> SpectralSandwich:
         """Squares of weighted gradients, in the meats' own basis where there is one, else in the curvature's."""
-        roots = dict(meats.roots)
-        scale = self._multiple_of_noise(roots["ho"])
-        if scale is not None:
-            del roots["ho"]
-        summed = [] if self.summed_meats is None else [self.summed_meats]
-        rest = {name: root for name, root in roots.items() if not any(name in one.names for one in summed)}
-        if rest:
-            summed.append(self.gradients.accumulate(MeatSums(self.gradients, self.blocks, rest)))
+        assert self.summed_meats is not None  # a fit that was loaded has its sandwich
+        summed, scale = [self.summed_meats], self._multiple_of_noise(meats.roots["ho"])
+        if scale is None:
+            ho = MeatSums(self.gradients, self.blocks, {"ho": meats.roots["ho"]})
+            summed.append(self.gradients.accumulate(ho))
         names: tuple[str, ...] = ()
         weights, n = [], meats.deletions
         for at, block in enumerate(self.blocks):
@@ -187,15 +178,14 @@ class FittedSpectral(FittedCurvature):
             total = summed[0].sums[at].total  # from the sums with "hec3"
             found["jackknife"] = jackknife_moments(block.basis, found["hec3"], total, n)
             names = (*found, "laplace")
-            weights.append(self._weights(block, found))
+            one = self._weights(block, found)
             if block.rotation is not None:
-                pairs = (zip(sums.names, sums.sums[at].state["rotated"], strict=True) for sums in summed)
-                own = {name: one for some in pairs for name, one in some if name != "ho"}  # Ho keeps one basis
-                leading = block.basis.to(torch.float64).into(total)[last_coordinates(block.rotation.shape)]
-                own["jackknife"] = jackknife_squares(own["hec3"], block.rotation.to(torch.float64).into(leading), n)
-                by_position = {names.index(name): one for name, one in own.items()}
+                own = {name: d for sums in summed for name, d in zip(sums.names, sums.sums[at].rotated, strict=True)}
+                own["jackknife"] = jackknife_squares(own["hec3"], block.into_rotated(total), n)
                 inverse = 1.0 / (block.curvature.inside + self.ridge)
-                weights[at] = TwoBasisWeights.add_to(weights[at], block.rotation, by_position, inverse)
+                by_position = {names.index(name): d for name, d in own.items() if name != "ho"}  # Ho keeps one basis
+                one = TwoBasisWeights.add_to(one, block.rotation, by_position, inverse)
+            weights.append(one)
         return SpectralSandwich(self, names, weights)
 
     def _multiple_of_noise(self, root: Tensor) -> float | None:
