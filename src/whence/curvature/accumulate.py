@@ -1,4 +1,4 @@
-"""Passes over the training data: `accumulate` adds gradients layer by layer, or rows of features, to sums.
+"""Passes over the training data: `accumulate` adds gradients, layer by layer, to sums.
 
 An accumulator defines its zeros and how to add a chunk. This module handles everything else about a pass: how many
 examples make a chunk, what happens when memory runs out, what is cached between passes and when it is freed, and how

@@ -160,8 +160,8 @@ class Auto(Structure):
     """
 
     name: ClassVar[str] = "auto"
-    most: ClassVar[Mapping[str, float]] = OPERATIONS  # operations of an exact fit
-    otherwise: ClassVar[Structure] = Core()
+    most_operations: ClassVar[Mapping[str, float]] = OPERATIONS  # of an exact fit
+    fallback: ClassVar[Structure] = Core()
     primal_first: ClassVar[bool] = False  # whether the primal road is preferred to one with fewer operations
     takes_groups: ClassVar[bool] = True  # the exact structure and the core both do
     additive: ClassVar[bool] = True  # the primal road and the core are sums over examples
@@ -187,8 +187,8 @@ class Auto(Structure):
         memory = {road: readable(matrix_bytes(sizes, road)) for road in roads}
         ordered = sorted(roads, key=operations.__getitem__)
         for road in roads if self.primal_first else ordered:
-            quick = operations[road] <= self.most["cuda" if sizes.device.type == "cuda" else "cpu"]
+            quick = operations[road] <= self.most_operations["cuda" if sizes.device.type == "cuda" else "cpu"]
             if quick and matrix_bytes(sizes, road) <= sizes.limit:
                 return Exact(road), f"{road} road: {memory[road]}, {operations[road]:.0e} operations"
         road = ordered[0]
-        return self.otherwise, f"exact would take {memory[road]} and {operations[road]:.0e} operations ({road} road)"
+        return self.fallback, f"exact would take {memory[road]} and {operations[road]:.0e} operations ({road} road)"

@@ -322,6 +322,7 @@ def _starts(places: Tensor, count: int) -> Tensor:
 class LeafAuto(Auto):
     """Exact where it fits in memory and takes a few seconds, else the leading directions of the leaves."""
 
-    most: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}  # lower than for networks: the core is as good
-    otherwise: ClassVar[Structure] = LeafCore()
+    # lower than for networks: the core is as good
+    most_operations: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}
+    fallback: ClassVar[Structure] = LeafCore()
     primal_first: ClassVar[bool] = True  # such a fit can be loaded and predict without the training data

@@ -294,11 +294,12 @@ class Basis:
 
     def solve(self, damped: DiagonalMoments, matrices: Tensor) -> Tensor:
         """F_lam^-1 v for matrices (..., *block.matrix_shape), given s + lambda in this basis."""
-        basis, weights = self.to(matrices.dtype), 1.0 / damped.inside
+        basis, weights = self.to(matrices.dtype), damped.inverse()
         if not self.outside:
-            return basis.out_of(basis.into(matrices) * weights.to(matrices.dtype))
-        rest = 1.0 / damped.outside  # applied everywhere and subtracted inside: needs no second matrix
-        return basis.out_of(basis.into(matrices) * (weights - rest).to(matrices.dtype)).add_(matrices, alpha=rest)
+            return basis.out_of(basis.into(matrices) * weights.inside.to(matrices.dtype))
+        rest = weights.outside  # applied everywhere and subtracted inside: needs no second matrix
+        inside = (weights.inside - rest).to(matrices.dtype)
+        return basis.out_of(basis.into(matrices) * inside).add_(matrices, alpha=rest)
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Basis:
         """The same basis in another precision, optionally on another device."""
@@ -320,6 +321,18 @@ class DiagonalMoments:
     def empty_directions(self, basis: Basis) -> int:
         """Number of directions of the block without any gradient."""
         return int((self.inside <= 0).sum()) + basis.outside * (self.outside <= 0)
+
+    def over(self, other: DiagonalMoments) -> DiagonalMoments:
+        """Divide by other moments, direction by direction."""
+        return DiagonalMoments(self.inside / other.inside, self.outside / other.outside)
+
+    def inverse(self) -> DiagonalMoments:
+        """One over these moments."""
+        return DiagonalMoments(1.0 / self.inside, 1.0 / self.outside)
+
+    def trace(self, basis: Basis) -> float:
+        """The sum over all directions of the block."""
+        return float(self.inside.sum()) + basis.outside * self.outside
 
     def damped(self, ridge: float) -> DiagonalMoments:
         """Add a ridge; outside, a zero becomes one, to allow division."""
@@ -604,15 +617,15 @@ class Weights:
     rounded: bool
 
     @classmethod
-    def of(cls, basis: Basis, pairs: Iterable[tuple[Tensor, float]], count: int, dtype: torch.dtype) -> Weights:
-        """Weights inside and outside for `count` estimators; only one of them in float64 at a time."""
+    def of(cls, basis: Basis, weights: Iterable[DiagonalMoments], count: int, dtype: torch.dtype) -> Weights:
+        """Weights of `count` estimators; only one of them in float64 at a time."""
         inside, outside, rounded = torch.empty(0, device="cpu"), [], False
-        for at, (inner, outer) in enumerate(pairs):
+        for at, one in enumerate(weights):
             if at == 0:
-                rounded = products_are_rounded(inner.device)
-                inside = torch.empty(count, *inner.shape, dtype=dtype, device=inner.device)
-            inside[at] = inner if rounded or not basis.outside else inner - outer
-            outside.append(outer)
+                rounded = products_are_rounded(one.inside.device)
+                inside = torch.empty(count, *one.inside.shape, dtype=dtype, device=one.inside.device)
+            inside[at] = one.inside if rounded or not basis.outside else one.inside - one.outside
+            outside.append(one.outside)
         return cls(basis, inside, inside.new_tensor(outside).reshape(-1, 1, 1, 1), rounded)
 
     @cached_property

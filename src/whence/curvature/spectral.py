@@ -91,10 +91,10 @@ class Leverage(Accumulator):
         self.inverse: list[Weights] = []
         selected, precision = problem.selection.parameters, working_precision(problem)
         for block in blocks:
-            layer, damped = block.basis.block, block.curvature.damped(ridge)
+            layer, inverse = block.basis.block, block.curvature.damped(ridge).inverse()
             weights = {name: selected[name].detach().double() for name in layer.parameters}
             self.step.append(block.solve(block.score - ridge * layer.to_matrix(weights), ridge))
-            self.inverse.append(Weights.of(block.basis, [(1.0 / damped.inside, 1.0 / damped.outside)], 1, precision))
+            self.inverse.append(Weights.of(block.basis, [inverse], 1, precision))
             problem.passes.trim_memory()
         self.direction = [step.to(precision) for step in self.step]
         self.state = {"leverage_blocks": self.leverage_blocks, "change": self.change}
@@ -149,11 +149,8 @@ class FittedSpectral(FittedCurvature):
     @property
     def degrees_of_freedom(self) -> float:
         """Sum of s / (s + lambda)."""
-        total = 0.0
-        for block in self.blocks:
-            s, damped = block.curvature, block.curvature.damped(self.ridge)
-            total += float((s.inside / damped.inside).sum()) + block.basis.outside * s.outside / damped.outside
-        return total
+        pairs = ((block.curvature, block.basis) for block in self.blocks)
+        return sum(s.over(s.damped(self.ridge)).trace(basis) for s, basis in pairs)
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), where F is this approximation."""
@@ -201,10 +198,8 @@ class FittedSpectral(FittedCurvature):
     def _weights(self, block: BlockSpectrum, meats: Mapping[str, DiagonalMoments]) -> Weights:
         """Weights of a block: d / (s + lambda)^2 for each meat d, and 1 / (s + lambda) for Laplace."""
         damped = block.curvature.damped(self.ridge)
-        inside, outside = damped.inside, damped.outside
         # Divide twice: squares of very small or large ridges underflow or overflow.
-        pairs = ((one.inside / inside / inside, one.outside / outside / outside) for one in meats.values())
-        every = chain(pairs, [(1.0 / inside, 1.0 / outside)])
+        every = chain((meat.over(damped).over(damped) for meat in meats.values()), [damped.inverse()])
         return Weights.of(block.basis, every, len(meats) + 1, working_precision(self.problem))
 
     def alignments(self, inputs: Inputs) -> Alignments:

@@ -121,7 +121,8 @@ def test_weighted_lengths_inside_and_outside_a_corner(
     tangent = make(count)
     basis = corner(tangent.block, 0.6)
     pairs = [(normal(*basis.shape, seed=seed).abs(), 0.5 * seed) for seed in (7, 8)]
-    weights = weighting.Weights.of(basis, pairs, len(pairs), torch.float64)
+    moments = [weighting.DiagonalMoments(*pair) for pair in pairs]
+    weights = weighting.Weights.of(basis, moments, len(pairs), torch.float64)
     phi = tangent.materialize()
     inside = basis.into(phi).flatten(2)
     rest = (phi - basis.out_of(basis.into(phi))).flatten(2)
