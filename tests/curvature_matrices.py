@@ -60,7 +60,7 @@ def blocks_of(bread: Any) -> list[Dense]:
         offsets[name] = start
         start += parameter.numel()
     found = []
-    for basis in bread.bases:
+    for basis in (block.basis for block in bread.blocks):
         size = math.prod(basis.shape)
         eye = torch.eye(size, dtype=torch.float64).reshape(size, *basis.shape)
         moved = basis.block.from_matrix(basis.to(torch.float64).out_of(eye))
@@ -75,7 +75,7 @@ def blocks_of(bread: Any) -> list[Dense]:
 
 def curvature_of(bread: Any) -> Array:
     """The curvature that a spectral bread stands for, (d, d), without the ridge."""
-    pairs = zip(blocks_of(bread), bread.spectrum.curvature, strict=True)
+    pairs = zip(blocks_of(bread), [block.curvature for block in bread.blocks], strict=True)
     return sum(block.spread(one.inside.numpy().reshape(-1), one.outside) for block, one in pairs)
 
 

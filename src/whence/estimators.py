@@ -74,9 +74,7 @@ class AdjustedResiduals:
     guarded: int  # how many of the units left out had a leverage at the policy's limit
 
 
-def leave_one_out(
-    residuals: Tensor, leverage_blocks: Tensor, roots: Tensor | None, policy: Policy
-) -> AdjustedResiduals:
+def leave_one_out(residuals: Tensor, leverage_blocks: Tensor, roots: Tensor, policy: Policy) -> AdjustedResiduals:
     """Leave each example out in turn, in closed form: u_i = (I - L_i Q_i)^-1 e_i with Q_i = J_i F_lam^-1 J_i^T.
 
     With L_i = R_i R_i^T and the policy's inflation g of the eigenvalues h of R_i^T Q_i R_i,
@@ -85,10 +83,10 @@ def leave_one_out(
 
     so that no root is ever inverted. HeC2 uses the square root of g.
 
-    For residuals e (n, k), leverage blocks Q (n, k, k) and roots R (n, k, q), `None` for the identity.
+    For residuals e (n, k), leverage blocks Q (n, k, k) and roots R (n, k, q).
     """
     rule, hats = POLICIES[policy], hat_blocks(leverage_blocks, roots)
-    if roots is None or roots.shape == leverage_blocks.shape:
+    if roots.shape == leverage_blocks.shape:
         leverage = torch.diagonal(hats, dim1=1, dim2=2)
     else:  # a root with fewer columns than outputs: the diagonal of L Q, which has the same sum
         leverage = (roots * (leverage_blocks @ roots)).sum(2)
@@ -106,21 +104,21 @@ def leave_one_out(
     return AdjustedResiduals(hec2, hec3, rule.leverage(leverage), int((values >= rule.limit).any(1).sum()))
 
 
-def hat_blocks(leverage_blocks: Tensor, roots: Tensor | None) -> Tensor:
+def hat_blocks(leverage_blocks: Tensor, roots: Tensor) -> Tensor:
     """R_i^T Q_i R_i (n, q, q)."""
-    return leverage_blocks if roots is None else roots.mT @ leverage_blocks @ roots
+    return roots.mT @ leverage_blocks @ roots
 
 
-def hat_roots(hats: Tensor, roots: Tensor | None) -> tuple[Tensor, Tensor]:
+def hat_roots(hats: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
     """Roots R_i (n, k, q) of the same Hessians L_i for which R_i^T Q_i R_i is diagonal, and its diagonals h (n, q)."""
     values, vectors = eigh((hats + hats.mT) / 2)
-    return vectors if roots is None else roots @ vectors, values.clamp_min(0.0)
+    return roots @ vectors, values.clamp_min(0.0)
 
 
 def leave_groups_out(
     residuals: Tensor,
     alone: AdjustedResiduals,
-    roots: Tensor | None,
+    roots: Tensor,
     policy: Policy,
     blocks: Iterable[tuple[Tensor, Tensor]],
 ) -> AdjustedResiduals:
@@ -133,7 +131,7 @@ def leave_groups_out(
     guarded = 0
     for members, leverage_blocks in blocks:
         stacked = residuals[members].flatten(1)
-        joint = None if roots is None else block_diagonal(roots[members])
+        joint = block_diagonal(roots[members])
         found = leave_one_out(stacked, leverage_blocks.to(stacked.dtype), joint, policy)
         hec2[members], hec3[members] = (one.reshape(*members.shape, -1) for one in (found.hec2, found.hec3))
         guarded += found.guarded
@@ -184,18 +182,18 @@ class LeaveOneOut:
         given = self.problem.residuals[rows]
         return given - times_hessian(change, self.problem.hessian_roots, rows) if self.recenter else given
 
-    def adjust(self, residuals: Tensor, leverage_blocks: Tensor, roots: Tensor | None) -> AdjustedResiduals:
+    def adjust(self, residuals: Tensor, leverage_blocks: Tensor, roots: Tensor) -> AdjustedResiduals:
         """Leave-one-out residuals from residuals (n, k), leverage blocks (n, k, k) and roots (n, k, q)."""
         folds = self.folds
-        inner = None if roots is None else folds.blocks(roots)
-        found = leave_one_out(folds.parts(residuals), folds.blocks(leverage_blocks), inner, self.policy)
+        blocks = folds.blocks(leverage_blocks), folds.blocks(roots)
+        found = leave_one_out(folds.parts(residuals), *blocks, self.policy)
         hec2, hec3, leverage = (one.reshape(residuals.shape) for one in (found.hec2, found.hec3, found.leverage))
         return AdjustedResiduals(hec2, hec3, leverage, found.guarded)
 
     def meat_roots(self, rows: slice, leverage_blocks: Tensor, change: Tensor) -> Mapping[str, Tensor]:
         """W (n, k, q) of HeC0, HeC2 and HeC3 for some examples, from their leverage blocks and the Newton change."""
-        residuals, roots = self.residuals(rows, change), self.problem.hessian_roots
-        adjusted = self.adjust(residuals, leverage_blocks, None if roots is None else roots[rows])
+        residuals = self.residuals(rows, change)
+        adjusted = self.adjust(residuals, leverage_blocks, self.problem.hessian_roots[rows])
         return self.roots_from(residuals, adjusted)
 
     def roots_from(self, residuals: Tensor, adjusted: AdjustedResiduals) -> dict[str, Tensor]:
@@ -264,7 +262,7 @@ def _check_range(problem: Linearization, bread: FittedCurvature, adjusted: Adjus
             raise out_of_range(problem, f"{int(bad.sum())} numbers that are infinite or NaN in {what}")
     size, tiny = float(problem.residuals.abs().max()), torch.finfo(problem.dtype).tiny
     scale = max(size, float(problem.outputs.abs().max()))
-    if problem.hessian_roots is None and size > 0 and scale**2 < tiny:
+    if problem.identity_hessians and size > 0 and scale**2 < tiny:
         raise out_of_range(problem, f"residuals of at most {size:.3g}, whose squares vanish")
 
 

@@ -19,7 +19,7 @@ from whence.curvature.accumulate import LayerGradients
 from whence.curvature.base import NO_GROUPS, AdditiveStructure, times_hessian
 from whence.curvature.cost import clock_work, measure_sizes
 from whence.curvature.plan import require_plan
-from whence.curvature.ridge_search import check_search, default_ridge, fit_at_best
+from whence.curvature.ridge import check_search, default_ridge
 from whence.data.batches import Batches, length
 from whence.data.targets import example_fingerprints
 from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
@@ -272,7 +272,7 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
             f'expected loo="example" in a fit of {problem.sketch.columns} mixtures of the outputs, got '
             f'{options.loo!r}. Fit with hessian_columns="all" to leave out single {options.loo}s.'
         )
-    if options.loo == "position" and problem.units is None:
+    if options.loo == "position" and not problem.dense:
         raise InputError(
             'expected a network with outputs at several positions, (n, positions, k), for loo="position", got one row '
             f'of {problem.k} outputs for each example. Use loo="example".'
@@ -283,20 +283,16 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
         ridge, source = default_ridge(problem)
     elif options.ridge != "loo":
         ridge, source = options.ridge, "given"
-    by_loo = ridge is None and problem.hessian_roots is not None
     structure, why = options.structure.resolve(problem, ridge)
     if ridge is None:
         check_search(structure, problem)
-    _announce(problem, structure, by_loo)
+    _announce(problem, structure, several_ridges=ridge is None and not problem.identity_hessians)
     problem = replace(problem, precision=options.execution.precision if structure.tf32 else "float32")
     members = None if options.groups is None else Groups.of(options.groups, problem)
     loo = LeaveOneOut(problem, options.policy, options.recenter, options.loo, members)
     problem = replace(problem, folds=loo.folds)
     with rounded_products(True if problem.precision != "float32" else None):
-        if by_loo:
-            bread = fit_at_best(structure, problem, loo.meat_roots)
-        else:
-            bread = structure.fit(problem, ridge, loo.meat_roots)
+        bread = structure.fit(problem, ridge, loo.meat_roots)
         found = assemble(problem, bread, loo, unbiased=options.noise == "unbiased")
         groups = None if loo.groups is None else found["meats"].deletions
         chosen = Finding("structure", structure.name, why)
@@ -311,7 +307,7 @@ SHORT = 5e7  # numbers in all gradients (examples x outputs x weights) below whi
 LASTS = 5.0  # fits that take at least so many seconds are announced
 
 
-def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> None:
+def _announce(problem: Linearization, structure: Structure, several_ridges: bool) -> None:
     """Print the time and memory that a long fit by one process on a CPU will take, before it starts."""
     shown = problem.progress.enabled and problem.device.type == "cpu" and problem.passes.process_group.alone
     small = problem.n * problem.k * problem.selection.size < SHORT
@@ -326,7 +322,7 @@ def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> Non
     seconds = clock_work(problem, gradients, first.inputs, read)(cost, problem.n)
     if seconds >= LASTS:
         most = "about" if cost.least is None else "up to"
-        more = '; ridge="loo" then tries about ten ridges, each of which takes about as long' if by_loo else ""
+        more = '; ridge="loo" then tries about ten ridges, each of which takes about as long' if several_ridges else ""
         problem.progress.say(
             f"whence: {cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}{more}"
         )

@@ -14,14 +14,14 @@ from whence.runtime.model_state import one_thread
 SMALL = 512  # matrices up to this size are decomposed faster by one thread than by two
 
 
-MANY, MATRICES = 2**15, 2**12  # most numbers, and most matrices, decomposed at once on a GPU
+NUMBERS_AT_ONCE, MATRICES_AT_ONCE = 2**15, 2**12  # most numbers, and most matrices, decomposed at once on a GPU
 
 
 def few_at_once(matrices: Tensor, most: int | None = None) -> tuple[Tensor, ...]:
     """Split small matrices (n, k, k) into pieces that can be decomposed at once; one piece on a CPU.
 
     cuSOLVER needs a workspace of 300 kB or more for the eigenvectors of each matrix, however small: 15 GB for 50,000
-    examples of ten classes. A piece has at most `MANY` numbers and `MATRICES` matrices.
+    examples of ten classes. A piece has at most `NUMBERS_AT_ONCE` numbers and `MATRICES_AT_ONCE` matrices.
 
     Examples:
         >>> [len(piece) for piece in few_at_once(torch.zeros(5, 3, 3), most=18)]
@@ -30,7 +30,8 @@ def few_at_once(matrices: Tensor, most: int | None = None) -> tuple[Tensor, ...]
     if most is None and not matrices.is_cuda:
         return (matrices,)
     each = max(1, matrices.shape[-1] * matrices.shape[-2])
-    pieces: tuple[Tensor, ...] = matrices.split(min(MATRICES, max(1, (MANY if most is None else most) // each)))
+    numbers = NUMBERS_AT_ONCE if most is None else most
+    pieces: tuple[Tensor, ...] = matrices.split(min(MATRICES_AT_ONCE, max(1, numbers // each)))
     return pieces
 
 

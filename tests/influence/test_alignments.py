@@ -11,7 +11,7 @@ import networks
 import oracles
 import whence
 from doubles import fit
-from whence.curvature.spectral import align
+from whence.curvature.alignments import align
 from whence.jacobian.gradients import Block, Kronecker, Whole
 
 RIDGE = 0.5
@@ -67,7 +67,9 @@ def test_spectral_alignments_are_those_of_the_curvature_they_stand_for(name: str
 def test_alignments_outside_of_a_corner(name: str) -> None:
     case = networks.build(name)
     tracer = fit(case.model, case.batches(4), structure=whence.EKFAC(tolerance=0.5), ridge=20.0)
-    assert any(basis.outside and basis.block.kind == "kronecker" for basis in tracer.bread.bases)
+    assert any(
+        basis.outside and basis.block.kind == "kronecker" for basis in (block.basis for block in tracer.bread.blocks)
+    )
     _, tangents, _ = oracles.tangents_of(case.model, case.inputs)
     _, test, _ = oracles.tangents_of(case.model, case.test_inputs)
     damped = curvature_matrices.curvature_of(tracer.bread) + 20.0 * np.eye(tangents.shape[2])

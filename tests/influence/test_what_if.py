@@ -16,7 +16,7 @@ import whence
 from doubles import fit
 from fuzz.dense import Dense, Loss, tangents_of
 from whence import linalg
-from whence.curvature.accumulate import TrainingRows
+from whence.curvature.features import TrainingRows
 
 RIDGE, N, K = 0.5, 14, 2
 ROADS = {

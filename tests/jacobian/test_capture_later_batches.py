@@ -255,7 +255,7 @@ def test_sorting_leaves_the_fit_of_the_plain_network(way: str, structure: whence
 def test_experts_of_later_batches_are_layers_of_their_own() -> None:
     model, (x, y) = made(lambda: Heads()), data()
     tracer = whence.fit(model, batches(x, y), structure=whence.EKFAC(), ridge=RIDGE, progress=False)
-    kinds = {block.name: block.kind for block in tracer.bread.stream.blocks}
+    kinds = {block.name: block.kind for block in tracer.bread.gradients.blocks}
     assert kinds["heads.1.weight"] == kinds["heads.0.weight"] == "kronecker"
     assert not [note for note in tracer.diagnostics if "do not depend on heads.1" in str(note)]
 

@@ -51,7 +51,7 @@ def test_bases_from_some_of_the_sequences(size: int, monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(core.predict(test, outputs="predicted").variance(name), wanted, rtol=1e-6, atol=0)
     ekfac = fit(data, whence.EKFAC(tolerance=0))
     assert any("training examples" in str(note) for note in ekfac.bread.notes)
-    total = sum(float(one.inside.sum()) for one in ekfac.bread.spectrum.curvature)  # type: ignore[attr-defined]
+    total = sum(float(one.curvature.inside.sum()) for one in ekfac.bread.blocks)  # type: ignore[attr-defined]
     curved = sum(float(rows[:, :-1].square().sum()) for _, rows in exact.bread.rows.read("rows"))  # type: ignore[attr-defined]
     assert total == pytest.approx(curved, rel=1e-6)
 
@@ -189,7 +189,7 @@ def test_features_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """The same numbers as from memory, without another pass through the network, and nothing is left behind."""
     data, test = batches(40, 8), sequences(3, 1)[0]
     wanted = fit(data, whence.Sketch(size=30))
-    monkeypatch.setattr("whence.curvature.accumulate.CACHE_SHARE", 0.0)
+    monkeypatch.setattr("whence.curvature.features.CACHE_SHARE", 0.0)
     execution = whence.Execution(scratch=tmp_path / "scratch")
     found = fit(data, whence.Sketch(size=30), execution=execution)
     rows = found.bread.rows  # type: ignore[attr-defined]
@@ -225,14 +225,14 @@ def test_pages_of_a_file_are_dropped_and_nothing_is_lost(tmp_path: Path) -> None
 
 
 def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whence.curvature.accumulate.CACHE_SHARE", 0.0)
+    monkeypatch.setattr("whence.curvature.features.CACHE_SHARE", 0.0)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
     with pytest.raises(whence.errors.TooLargeError, match=r"expected .* free in .*scratch"):
         fit(batches(8, 8), whence.Sketch(size=30), execution=whence.Execution(scratch=tmp_path / "scratch"))
 
 
 def test_the_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whence.curvature.core.kept_bytes", lambda *_: 0.0)
+    monkeypatch.setattr("whence.curvature.core.cached_rows_bytes", lambda *_: 0.0)
     options: dict[str, Any] = {"parameters": ["layer.linear*", "head.*"], "hessian_columns": 3}
     execution = whence.Execution(scratch=tmp_path)
     found = whence.estimate(

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import whence
-from whence.curvature import ridge_search
-from whence.curvature.ridge_search import Linear
+from whence.curvature import ridge as ridges
+from whence.curvature.ridge import LinearizedModel
 
 N, D, K = 40, 4, 3
 ROADS = (whence.Exact("primal"), whence.Exact("dual"), whence.Core(size=100, tolerance=0))
@@ -178,10 +178,10 @@ def test_what_cannot_be_is_told(data: tuple[np.ndarray, np.ndarray]) -> None:
 def test_curvatures_without_an_inverse_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no ridge of the search gives a Cholesky factor, as for a network that is certain of all its examples."""
 
-    def none(self: Linear, weights: torch.Tensor, ridge: float) -> torch.Tensor:
+    def none(self: LinearizedModel, weights: torch.Tensor, ridge: float) -> torch.Tensor:
         raise whence.SingularCurvatureError("expected a curvature with an inverse, got none.")
 
-    monkeypatch.setattr(Linear, "_newton", none)
+    monkeypatch.setattr(LinearizedModel, "_newton", none)
     x, y = torch.randn(12, 2, dtype=torch.float64), torch.arange(12) % 3
     with pytest.raises(whence.SingularCurvatureError, match="finite leave-one-out loss"):
         whence.fit(torch.nn.Linear(2, 3).double(), [(x, y)], "categorical", ridge="loo", progress=False)
@@ -194,7 +194,7 @@ def test_fewer_coordinates_choose_nearly_the_same_ridge(monkeypatch: pytest.Monk
     y = (x[:, 0] > 0).long() + (x[:, 1] + 0.5 * torch.randn(60).double() > 1).long()
     net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3)).double().eval()
     whole = fit(net, x, y).ridge_path
-    monkeypatch.setattr(ridge_search, "COORDINATES", 60)
+    monkeypatch.setattr(ridges, "COORDINATES", 60)
     for structure in (whence.Exact("primal"), whence.Exact("dual")):
         some = fit(net, x, y, structure).ridge_path
         assert whole is not None

@@ -1,4 +1,4 @@
-"""Passes over the training data: `accumulate` adds gradients layer by layer, or rows of features, to sums.
+"""Passes over the training data: `accumulate` adds gradients, layer by layer, to sums.
 
 An accumulator defines its zeros and how to add a chunk. This module handles everything else about a pass: how many
 examples make a chunk, what happens when memory runs out, what is cached between passes and when it is freed, and how
@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,10 +25,9 @@ from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import in_half
 from whence.jacobian.record import make_blocks
-from whence.linalg import gradients_not_finite
 from whence.runtime.checkpoint import State
-from whence.runtime.execution import Chunks, partial_data_error
-from whence.runtime.memory import Budget, drop_pages, on_disk, readable
+from whence.runtime.execution import Chunks
+from whence.runtime.memory import Budget
 from whence.runtime.model_state import one_thread, rounded_products
 
 Cotangents = Callable[[slice, int], Tensor]
@@ -52,17 +51,17 @@ class Accumulator(ABC):
     label: str  # what the pass is for, shown with its progress
     cotangents: Cotangents  # vectors pulled back for every example
     count: int  # number c of cotangents
-    bases: Sequence[Basis] | None = None  # one for each block; `None` for gradients in the coordinates of the weights
+    bases: Sequence[Basis]  # of every block
     every: int = 1  # about one in this many examples is used; `where` then has a step
     state: dict[str, Tensor]  # the sums by name, zeros at first, which `add` changes in place
     given: Sequence[Tensor] = ()  # tensors the sums depend on, besides model, data, options and bases
 
     @abstractmethod
     def add(self, where: slice, views: list[BasisView]) -> None:
-        """Add some training examples: their gradients in every block, read by `drained` if they are read once."""
+        """Add some training examples: their gradients in every block, read by `pop_each` if they are read once."""
 
 
-def drained(views: list[BasisView]) -> Iterator[BasisView]:
+def pop_each(views: list[BasisView]) -> Iterator[BasisView]:
     """Yield every block, and free it when the next one is requested."""
     while views:
         yield views.pop(0)
@@ -80,7 +79,6 @@ CHUNK_WORKSPACE = 3.6  # peak memory while a chunk is added, the chunk itself in
 UNFRAGMENTED = 0.7  # share of a tight budget that tensors may fill, as the heap gets fragmented
 WORKSPACE_SHARE = 0.4  # share of the budget for gradient matrices formed from a chunk
 CACHE_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}  # gradients are cached if twice their size is at most this
-CACHE_SHARE = 0.3  # largest share of the memory budget for cached rows of features
 FEW_NUMBERS = 512  # up to this many activations and gradients an example, one thread is faster
 FEW_BYTES = 32 * 2**20  # the same, in bytes of all examples
 TOGETHER = 8  # least number of examples of a batch to run at once, when only some are used
@@ -122,28 +120,23 @@ class LayerChunk:
     tangents: list[Tangent]
     outputs: Tensor  # (n, k)
     kept: bool = False  # whether it is cached, or held until the next chunk is there
-    in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
+    in_bases: list[BasisView] | None = None
 
-    def views(self, bases: Sequence[Basis] | None, problem: Linearization) -> list[BasisView]:
-        """Every block in its basis. A chunk that is not kept drops its gradients."""
-        if bases is None:
-            found = [BasisView(tangent, Basis(tangent.block)) for tangent in self.tangents]
-            if not self.kept:
-                self.tangents.clear()
-            return found
+    def views(self, bases: Sequence[Basis], problem: Linearization) -> list[BasisView]:
+        """Every block in its basis, once: gradients as captured stay only if they are kept and nothing was rotated."""
         if self.in_bases is not None:
-            of, found = self.in_bases
-            assert of is bases, "gradients that are cached in other bases"
-            return list(found)
+            pairs = zip(self.in_bases, bases, strict=True)
+            assert all(view.basis is basis for view, basis in pairs), "gradients that are cached in other bases"
+            return list(self.in_bases)
         rounded = products_are_rounded(problem.device)
         coarse = rounded and problem.gradients_are_half
-        pairs = zip(self.tangents, bases, strict=True)
-        found = [BasisView(tangent, basis, rounded, coarse) for tangent, basis in pairs]
-        self.tangents.clear()
-        if not self.kept:
-            return found
-        self.in_bases = bases, found
-        return list(found)
+        each = zip(self.tangents, bases, strict=True)
+        found = [BasisView(tangent, basis, rounded, coarse) for tangent, basis in each]
+        if self.kept and any(basis.tensors for basis in bases):
+            self.in_bases = list(found)
+        if not self.kept or self.in_bases is not None:
+            self.tangents.clear()
+        return found
 
 
 class LayerGradients:
@@ -160,7 +153,7 @@ class LayerGradients:
         self.notes: list[str] = []  # anything unusual about the model, in words
         if sizes is None:
             first = problem.batches.first()
-            sequences = problem.sketch is not None and problem.sketch.dense
+            sequences = problem.sketch is not None and problem.dense
             few = take(first.inputs, slice(0, PROOF_SEQUENCES if sequences else PROOF_EXAMPLES))
             if not problem.captures:
                 problem.captures.append(self._with_later_uses(self._verified(few), few))
@@ -177,7 +170,7 @@ class LayerGradients:
 
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
         """Make one pass over the training data; `last` says that no later pass of the fit reads these gradients."""
-        given = [*sums.given, *(one for basis in sums.bases or () for one in basis.tensors)]
+        given = [*sums.given, *(one for basis in sums.bases for one in basis.tensors)]
         for chunk in self._read(sums.label, sums.cotangents, sums.count, sums.state, given, sums.every, last):
             sums.add(chunk.where, chunk.views(sums.bases, self.problem))
             del chunk  # the next one needs the memory
@@ -320,7 +313,7 @@ class LayerGradients:
         problem, forms = self.problem, {name: set[Block]() for name in found.unused}
         if not forms:
             return found
-        sequences = problem.sketch is not None and problem.sketch.dense
+        sequences = problem.sketch is not None and problem.dense
         step = PROOF_SEQUENCES if sequences else SEARCHED_EXAMPLES
         for batch in problem.read("parameters not used by the first batch"):
             for low in range(0, batch.size, step):
@@ -363,10 +356,9 @@ class LayerGradients:
         """Raise if sums in these bases and the weights of the examples do not fit in memory; chunks get the rest."""
         problem = self.problem
         coordinates = sum(math.prod(basis.shape) for basis in bases)
-        roots = problem.hessian_roots
         size = sum(block.numel for block in self.blocks)
         need = sums_bytes(coordinates, size, working_precision(problem).itemsize)
-        need += examples_bytes(problem.n, problem.k, 0 if roots is None else roots.shape[2], problem.dtype.itemsize)
+        need += examples_bytes(problem.n, problem.k, problem.root_columns, problem.dtype.itemsize)
         what = f"sums over {coordinates} coordinates, and the weights of {problem.n} examples with {problem.k} outputs,"
         least = max(CHUNK_WORKSPACE * self.sizes.example(problem.k), LEAST_CHUNK_SHARE * problem.budget.limit)
         problem.budget.require(need + least, what, self._alternatives())
@@ -386,190 +378,10 @@ def working_precision(problem: Linearization) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def setting_aside(problem: Linearization, need: float, what: str, instead: str) -> Linearization:
+def reserve_memory(problem: Linearization, need: float, what: str, instead: str) -> Linearization:
     """The same problem with `need` bytes less memory; raise with the advice `instead` if they do not fit."""
     problem.budget.require(need, what, instead)
     return replace(problem, budget=Budget(problem.device, problem.budget.limit - need))
-
-
-class Features(Protocol):
-    """A map from inputs to rows z (n, k, r) in which the network is linear."""
-
-    @property
-    def notes(self) -> list[str]:
-        """What a user should know about these features."""
-
-    @property
-    def size(self) -> int:
-        """The number r of features."""
-
-    def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (which examples of the batch, rows (n, k, r))."""
-
-    def weights(self) -> Tensor:
-        """The network's weights in the coordinates of the features, (r,)."""
-
-    @property
-    def orthonormal(self) -> bool:
-        """Whether the features are coordinates along orthonormal directions."""
-
-    def into(self, vectors: Tensor) -> Tensor:
-        """Vectors (..., d) over the selected weights to the features (..., r)."""
-
-    def lift(self, step: Tensor) -> Tensor:
-        """A step in the features (..., r) as a step of the selected weights (..., d)."""
-
-
-def groups_within_memory(index: Tensor, problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
-    """Yield positions (groups, size) of the members of groups of one size, as many groups at once as fit in memory.
-
-    `index` (n,) numbers the groups. `numbers_each` numbers are held for each output of a member, besides the square of
-    the group's outputs.
-    """
-    order = torch.argsort(index, stable=True)
-    sizes = torch.bincount(index)
-    starts = sizes.cumsum(0) - sizes
-    for size in sizes.unique().tolist():
-        members = order[starts[sizes == size].unsqueeze(1) + torch.arange(size, device=order.device)]
-        wide = size * problem.k
-        need = problem.outputs.element_size() * wide * (numbers_each + 6.0 * wide)
-        problem.budget.require(need, f"a group of {size} examples", "Make smaller groups, or select fewer parameters.")
-        yield from members.split(max(1, int(0.1 * problem.budget.limit / need)))
-
-
-class TrainingRows:
-    """Features of all training examples: in memory if they fit, else on disk if a folder was given, else recomputed."""
-
-    def __init__(self, problem: Linearization, features: Features) -> None:
-        self.problem = problem
-        self.features = features
-        numbers = (problem.passes.most_examples or problem.n) * problem.k * features.size
-        self.in_memory = numbers * problem.outputs.element_size() <= CACHE_SHARE * problem.budget.limit
-        self._mapped: Tensor | None = None  # (n, k, r) rows of this process, on disk
-        if not self.in_memory and problem.passes.scratch is not None:
-            mine = problem.local_rows
-            shape = (mine.stop - mine.start, problem.k, features.size)
-            self._mapped = on_disk(problem.passes.scratch, shape, working_precision(problem))
-            features.notes.append(f"features of the training examples are on disk, {readable(self._mapped.nbytes)}")
-        self._cached: list[tuple[slice, Tensor]] = []  # all rows of this process, or none
-
-    @property
-    def complete(self) -> bool:
-        """Whether the rows of all training examples are in the memory of this process."""
-        return self.in_memory and self.problem.passes.process_group.alone
-
-    def read(
-        self, label: str, state: State | None = None, given: Sequence[Tensor] = ()
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """One pass: yield (which training examples, rows (n, k, r)); `state` as in `Linearization.read`."""
-        problem = self.problem
-        if self._cached:
-            kept = ((where, rows.to(problem.device)) for where, rows in self._cached)
-            pieces = problem.progress.track(kept, f"{label}, part", len(self._cached))
-            if state is not None:
-                known = problem.dependencies(given)
-                pieces = problem.passes.over(pieces, lambda item: item[0], label, state, known, resumable=False)
-            elif problem.passes.closed:
-                raise partial_data_error()
-            for where, rows in pieces:
-                yield where, rows
-                if self._mapped is not None:
-                    drop_pages(self._rows_on_disk(where))
-            return
-        found: list[tuple[slice, Tensor]] = []
-        mine = problem.local_rows
-        for where, rows in self._computed(label, state, given):
-            if self._mapped is not None:
-                into = self._rows_on_disk(where)
-                found.append((where, into.copy_(rows)))
-                drop_pages(into)
-            elif self.in_memory:
-                found.append((where, rows))
-            yield where, rows
-        if sum(len(rows) for _, rows in found) == mine.stop - mine.start:
-            self._cached = found  # a pass that stops early or starts late caches nothing
-
-    def _rows_on_disk(self, where: slice) -> Tensor:
-        """The part of the file that belongs to some examples of this process."""
-        assert self._mapped is not None
-        first = self.problem.local_rows.start
-        return self._mapped[where.start - first : where.stop - first]
-
-    def _computed(self, label: str, state: State | None, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """As `read`, from the training data."""
-        checked: list[tuple[int, Tensor]] = []
-        for batch in self.problem.read(label, state, given):
-            for part, rows in self.features.rows(batch.inputs, self.problem.k):
-                where = slice(batch.start + part.start, batch.start + part.stop)
-                checked.append((where.start, finite_examples(rows)))
-                if not rows.is_cuda:  # checking each would make a GPU wait
-                    check_gradients(checked)
-                yield where, rows
-        check_gradients(checked)
-
-    def of_groups(
-        self,
-        label: str,
-        index: Tensor,
-        width: int,
-        given: Sequence[Tensor],
-        transform: Callable[[Tensor, Tensor], Tensor],
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (members (groups, size), their rows (groups, size k, w)): one pass for as many groups as fit in memory.
-
-        `index` (n,) numbers the groups; `transform` maps positions of examples and their rows to rows (n, k, w).
-        """
-        problem = self.problem
-        for members in groups_within_memory(index, problem, width):
-            flat = members.reshape(-1)
-            found = problem.outputs.new_zeros(len(flat), problem.k, width)
-            for where, rows in self.read(label, {"rows": found}, [*given, members]):
-                into = ((flat >= where.start) & (flat < where.stop)).nonzero().squeeze(1)
-                found[into] = transform(flat[into], rows[flat[into] - where.start]).to(found.dtype)
-            yield members, found.reshape(len(members), -1, width)
-
-    def kernel(self) -> tuple[Tensor, Tensor]:
-        """K = J J^T (n k, n k), and J w (n, k). Rows that do not fit in memory are recomputed for each block of K."""
-        problem, size, k = self.problem, self.problem.n * self.problem.k, self.problem.k
-        kernel = torch.empty(size, size, dtype=problem.dtype, device=problem.device)
-        inner, weights = torch.empty_like(problem.outputs), self.features.weights()
-        if self.in_memory:
-            flat = torch.cat([rows.flatten(0, 1) for _, rows in self.read("kernel")])
-            return torch.mm(flat, flat.T, out=kernel), (flat @ weights).view_as(inner)
-        most = max(1, int(0.2 * problem.budget.limit) // (k * self.features.size * kernel.element_size()))
-        pending, start = list[Tensor](), 0
-        for where, rows in self.read("kernel"):
-            inner[where] = rows @ weights
-            pending.append(rows.flatten(0, 1))
-            if where.stop - start >= most or where.stop == problem.n:
-                kernel[start * k : where.stop * k] = self.times(torch.cat(pending))
-                pending, start = [], where.stop
-        return kernel, inner
-
-    def times(self, vectors: Tensor) -> Tensor:
-        """Inner products of vectors (q, r) with all training rows, (q, n k)."""
-        found = vectors.new_empty(len(vectors), self.problem.n, self.problem.k)
-        for where, rows in self.read("alignments"):
-            found[:, where] = (vectors @ rows.flatten(0, 1).T).reshape(len(vectors), -1, self.problem.k)
-        return found.flatten(1)
-
-    def curved(self, where: slice, rows: Tensor) -> Tensor:
-        """Rows multiplied by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
-        roots = self.problem.hessian_roots
-        return rows if roots is None else roots[where].transpose(1, 2).to(rows.dtype) @ rows
-
-
-def finite_examples(rows: Tensor) -> Tensor:
-    """(n,) whether the features (n, k, r) of each example are finite."""
-    return torch.isfinite(rows).flatten(1).all(1)
-
-
-def check_gradients(checked: list[tuple[int, Tensor]]) -> None:
-    """Empty a list of (number of the first example, finite (n,)); raise if the features of one are not finite."""
-    if checked and not bool(torch.cat([finite for _, finite in checked]).all()):
-        start, wrong = next((start, ~finite) for start, finite in checked if not bool(finite.all()))
-        raise gradients_not_finite(f"for training example {start + int(wrong.int().argmax())}")
-    checked.clear()
 
 
 LARGEST_SIDE = 8192  # a side with more inputs or outputs has no eigenbasis: a factor takes their square
@@ -579,7 +391,7 @@ SUMS_PER_WEIGHT = 5.0  # scores and Newton steps, in float64 numbers per weight
 FRAGMENTED = 1.1  # factor for fragmentation of the heap by factors and eigenvectors
 
 
-def kept_exactly(block: Block) -> bool:
+def has_exact_block(block: Block) -> bool:
     """Whether a block without a Kronecker form (norms, biases, bare parameters) is kept as a matrix, not a diagonal."""
     return block.numel <= LARGEST_EXACT
 
@@ -591,7 +403,7 @@ def factor_sides(blocks: Iterable[Block]) -> list[tuple[int, int]]:
         shape = block.matrix_shape
         if block.kind == "kronecker":
             found += [(shape[0], side) for side in shape[1:] if side <= LARGEST_SIDE]
-        elif block.kind == "rows" or kept_exactly(block):
+        elif block.kind == "rows" or has_exact_block(block):
             found.append((1, shape[-1]))
     return found
 

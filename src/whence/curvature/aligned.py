@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import Features, TrainingRows, check_gradients, finite_examples, groups_within_memory
 from whence.curvature.base import (
     Alignments,
     FittedCurvature,
@@ -24,7 +23,8 @@ from whence.curvature.base import (
     singular,
     times_hessian,
 )
-from whence.curvature.primal import path_from_kernel
+from whence.curvature.features import Features, TrainingRows, check_gradients, finite_examples, groups_within_memory
+from whence.curvature.ridge import path_from_kernel, path_from_losses
 from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
 from whence.jacobian.jacobian import Jacobian
@@ -123,18 +123,14 @@ class FittedDual(AlignedCurvature):
     @classmethod
     def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedDual:
         """Assemble the kernel, factor lambda + R^T K R, and compute the leverages."""
-        rows, n, k, roots = TrainingRows(problem, features), problem.n, problem.k, problem.hessian_roots
+        rows, n, k = TrainingRows(problem, features), problem.n, problem.k
         (kernel, inner_weights), path = rows.kernel(), None
         if ridge is None:
-            path = path_from_kernel(kernel, problem.residuals + inner_weights, problem, features.notes)
+            targets = problem.residuals + inner_weights
+            squared = problem.identity_hessians
+            path = path_from_kernel(kernel, targets, problem, features.notes) if squared else path_from_losses(rows)
             ridge = path.best
-        if roots is None:
-            matrix = kernel.clone()
-        else:
-            q = roots.shape[2]
-            right = torch.einsum("anj,njq->anq", kernel.reshape(n * k, n, k), roots).reshape(n, k, n * q)
-            matrix = torch.einsum("nkp,nkb->npb", roots, right).reshape(n * q, n * q)
-            del right  # as large as the kernel
+        matrix = kernel.clone() if problem.identity_hessians else times_roots(times_roots(kernel, problem).T, problem)
         matrix.diagonal().add_(ridge)
         factor, info = torch.linalg.cholesky_ex(matrix)
         pivots = factor.diagonal().abs()
@@ -163,24 +159,24 @@ class FittedDual(AlignedCurvature):
     def project(self, cross: Tensor) -> Tensor:
         """X (lambda + L K)^-1 for rows X (a, n k)."""
         inner = self._inner(cross)
-        return inner if self.problem.hessian_roots is None else (cross - inner @ self.kernel) / self.ridge
+        return inner if self.problem.identity_hessians else (cross - inner @ self.kernel) / self.ridge
 
     def _inner(self, rows: Tensor) -> Tensor:
         """X R (lambda + R^T K R)^-1 R^T for rows X (a, n k)."""
-        roots = self.problem.hessian_roots
-        if roots is None:
+        if self.problem.identity_hessians:
             return torch.cholesky_solve(rows.T, self.factor).T
-        n, k, q = roots.shape
-        right = torch.einsum("anj,njq->anq", rows.reshape(-1, n, k), roots).reshape(-1, n * q)
-        solved = torch.cholesky_solve(right.T, self.factor).T.reshape(-1, n, q)
-        return torch.einsum("anq,njq->anj", solved, roots).reshape(-1, n * k)
+        roots = self.problem.hessian_roots
+        solved = torch.cholesky_solve(times_roots(rows, self.problem).T, self.factor).T
+        return torch.einsum("anq,nkq->ank", solved.unflatten(1, roots.shape[::2]), roots).flatten(1)
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = J^T alpha - w with alpha = (lambda + L K)^-1 (r + L J w)."""
-        problem, roots = self.problem, self.problem.hessian_roots
-        pseudo = (problem.residuals + times_hessian(self.inner_weights, roots)).reshape(1, -1)
-        inner = self._inner(pseudo if roots is None else pseudo @ self.kernel)
-        alpha = (inner if roots is None else (pseudo - inner) / self.ridge).squeeze(0)
+        problem = self.problem
+        pseudo = (problem.residuals + times_hessian(self.inner_weights, problem.hessian_roots)).reshape(1, -1)
+        if problem.identity_hessians:
+            alpha = self._inner(pseudo).squeeze(0)
+        else:
+            alpha = ((pseudo - self._inner(pseudo @ self.kernel)) / self.ridge).squeeze(0)
         change = (self.kernel @ alpha).reshape(problem.n, problem.k) - self.inner_weights
         weights = self.features.weights()
         squared = alpha @ self.kernel @ alpha - 2 * alpha @ self.inner_weights.reshape(-1) + weights @ weights
@@ -238,6 +234,12 @@ class FittedDual(AlignedCurvature):
                 pending = []
             pending.append(rows)
         yield torch.cat(pending)
+
+
+def times_roots(rows: Tensor, problem: Linearization) -> Tensor:
+    """X R (a, n q) for rows X (a, n k) and the roots R_i of the Hessians."""
+    roots = problem.hessian_roots
+    return torch.einsum("ank,nkq->anq", rows.unflatten(1, roots.shape[:2]), roots).flatten(1)
 
 
 # --- Conjugate gradients ----------------------------------------------------------------------------------------------

@@ -187,8 +187,8 @@ class FittedCurvature(ABC):
     @property
     def degrees_of_freedom(self) -> float:
         """Trace of the hat matrix: sum_i trace of R_i^T Q_i R_i, from the leverage blocks Q (n, k, k)."""
-        roots, blocks = self.problem.hessian_roots, self.leverage_blocks
-        return float(blocks.diagonal(dim1=1, dim2=2).sum() if roots is None else (roots * (blocks @ roots)).sum())
+        roots = self.problem.hessian_roots
+        return float((roots * (self.leverage_blocks @ roots)).sum())
 
     @abstractmethod
     def newton_step(self, with_direction: bool) -> NewtonStep:
@@ -255,36 +255,27 @@ class Structure(ABC):
         )
 
     @abstractmethod
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedCurvature:
         """Fit the curvature at a ridge lambda on the sum scale, or one chosen by leave-one-out if it is `None`.
 
         `meat_roots` gives the weights that `sandwich` will need, to structures that sum meats and leverages together.
         """
 
 
-def times_hessian(vectors: Tensor, roots: Tensor | None, where: slice | Tensor = slice(None)) -> Tensor:
-    """L_i v_i for vectors (..., n, k) of some examples and Hessians L = R R^T; `None` means the identity."""
-    if roots is None:
-        return vectors
+def times_hessian(vectors: Tensor, roots: Tensor, where: slice | Tensor = slice(None)) -> Tensor:
+    """L_i v_i for vectors (..., n, k) of some examples and Hessians L = R R^T."""
     some = roots[where]
     return torch.einsum("nkq,...nq->...nk", some, torch.einsum("nkq,...nk->...nq", some, vectors))
 
 
-def times_noise(root: Tensor | None, given: Tensor | None, noise: Tensor) -> float | None:
-    """The factor c if these weights `root` give c times the noise of a spectrum, else `None`.
-
-    The noise is given by the roots of the loss's Hessians if there are any (`given`), else by the covariance (k, k).
-    """
-    if root is not None and given is not None and root.shape == given.shape:
-        times = float(root.norm() / given.norm().clamp_min(torch.finfo(root.dtype).tiny))
-        near = max(1e-9, 16 * torch.finfo(root.dtype).eps)
-        return times**2 if torch.allclose(root, times * given, rtol=near, atol=1e-3 * near * times) else None
-    if root is None or given is not None or len(root) != 1:
+def multiple_of_hessians(root: Tensor, problem: Linearization) -> float | None:
+    """The factor c if W_i W_i^T = c L_i for the weights W (n, k, q) of all examples, else `None`."""
+    roots = problem.hessian_roots
+    if root.shape != roots.shape:
         return None
-    wanted = (root @ root.transpose(1, 2))[0]
-    size = float(noise.diagonal().sum())
-    scale = float(wanted.diagonal().sum()) / size if size > 0 else 1.0
-    return scale if torch.allclose(wanted, scale * noise, rtol=1e-9, atol=1e-12 * size) else None
+    times = float(root.norm() / roots.norm().clamp_min(torch.finfo(root.dtype).tiny))
+    near = max(1e-9, 16 * torch.finfo(root.dtype).eps)
+    return times**2 if torch.allclose(root, times * roots, rtol=near, atol=1e-3 * near * times) else None
 
 
 def singular(ridge: float, null: int, size: int, more: str = "") -> SingularCurvatureError:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import LayerGradients, setting_aside
+from whence.curvature.accumulate import LayerGradients, reserve_memory, working_precision
 from whence.curvature.base import AdditiveStructure, MeatRoots, singular
 from whence.curvature.cost import Cost, ProblemSizes
 from whence.curvature.ekfac import factor_cost
@@ -20,11 +20,11 @@ from whence.curvature.primal import (
     Projected,
     algebra_bytes,
     algebra_operations,
-    kept_bytes,
+    cached_rows_bytes,
     primal_bytes,
-    sketch_features,
 )
 from whence.curvature.rotation import Basis
+from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Linearization
 
 RANKED = 256  # least number of sequences from which coordinates are ranked
@@ -60,18 +60,18 @@ class Core(AdditiveStructure):
     size: int | None = None
     tolerance: float = 1e-3
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedPrimal:
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
-        stream = LayerGradients(problem)
-        notes = list(stream.notes)
-        bases, _ = stream.accumulate(KroneckerFactors(stream)).eigenbases(ridge or 0.0, self.tolerance, notes)
-        every = enough_examples(problem, stream.blocks, RANKED)
-        spectrum = [s.inside for s in fit_spectrum(stream, bases, None, notes, every).curvature]
+        gradients = LayerGradients(problem)
+        notes = list(gradients.notes)
+        bases, _ = gradients.accumulate(KroneckerFactors(gradients)).eigenbases(ridge or 0.0, self.tolerance, notes)
+        every = enough_examples(problem, gradients.blocks, RANKED)
+        spectrum = [block.curvature.inside for block in fit_spectrum(gradients, bases, None, notes, every)]
         chosen, share, r = self._choose(spectrum, problem, ridge)
-        trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]
+        trimmed = [without_unused_columns(basis, index) for basis, index in zip(bases, chosen, strict=True)]
         notes.append(f"core of {r} coordinates, {100 * share:.1f} % of the degrees of freedom EKFAC counts")
-        features = Projected(stream, [one for one, _ in trimmed], [index for _, index in trimmed], notes)
-        left = setting_aside(problem, primal_bytes(r), f"a core of {r} coordinates", "Lower `size`.")
+        features = Projected(gradients, [one for one, _ in trimmed], [index for _, index in trimmed], notes)
+        left = reserve_memory(problem, primal_bytes(r), f"a core of {r} coordinates", "Lower `size`.")
         return FittedPrimal.fit(left, features, ridge)
 
     def _choose(
@@ -131,7 +131,7 @@ def quick_size(numbers: int, device: torch.device, limit: float = math.inf, shar
     return int(min(max(QUICK_SIZE, quick), (limit / primal_bytes(1)) ** 0.5))
 
 
-def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
+def without_unused_columns(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
     """Drop the columns of a basis that no chosen coordinate uses; return the coordinates' new positions too."""
     block = basis.block
     if not len(index) or block.kind != "kronecker" or basis.inputs is None or basis.outputs is None:
@@ -187,7 +187,7 @@ class Sketch(AdditiveStructure):
     size: int | None = None
     seed: int = 0
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedPrimal:
         """Draw the projections, then run the primal algebra on them."""
         size = self._size(problem.n * problem.k, problem.device)
         features = sketch_features(LayerGradients(problem), size, self.seed)
@@ -195,7 +195,7 @@ class Sketch(AdditiveStructure):
         problem.passes.process_group.broadcast(bases, 0, "the sketch")  # other processes may round them differently
         r = features.size
         features.notes.append(f"random sketch of {r} features for {problem.selection.size} weights")
-        left = setting_aside(problem, primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
+        left = reserve_memory(problem, primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
         return FittedPrimal.fit(left, features, ridge)
 
     def cost(self, sizes: ProblemSizes) -> Cost:
@@ -207,6 +207,55 @@ class Sketch(AdditiveStructure):
         return self.size or min(SKETCH_SIZE, quick_size(numbers, device, share=SKETCH_SHARE))
 
 
+def sketch_features(gradients: LayerGradients, size: int, seed: int) -> Projected:
+    """Random projections of the gradients to about `size` features, the same in every call up to rounding."""
+    problem = gradients.problem
+    generator = torch.Generator("cpu").manual_seed(seed)
+    shares = allot([block.numel for block in gradients.blocks], size)
+    bases = [random_basis(block, share, generator) for block, share in zip(gradients.blocks, shares, strict=True)]
+    moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
+    indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
+    return Projected(gradients, moved, indices, list(gradients.notes), orthonormal=False)
+
+
+def allot(sizes: Sequence[int], total: int) -> list[int]:
+    """Distribute features over blocks: small blocks are kept whole, the rest share evenly.
+
+    Examples:
+        >>> allot([10, 1000, 1000], 110)
+        [10, 50, 50]
+    """
+    shares = [0] * len(sizes)
+    left = total
+    for rank, at in enumerate(sorted(range(len(sizes)), key=lambda at: sizes[at])):
+        shares[at] = min(sizes[at], max(1, left // (len(sizes) - rank)))
+        left -= shares[at]
+    return shares
+
+
+def random_basis(block: Block, share: int, generator: torch.Generator) -> Basis:
+    """A random basis of about `share` coordinates with U U^T equal to the identity on average."""
+    if share >= block.numel:
+        return Basis(block)
+    if block.kind != "kronecker":
+        columns = max(1, share // math.prod(block.matrix_shape[:-1]))
+        return Basis(block, inputs=orthonormal(1, block.matrix_shape[-1], columns, generator)[0])
+    e, o, i = block.matrix_shape
+    each = max(1, share // e)
+    above = min(o, max(1, round(each**0.5)))
+    below = min(i, max(1, each // above))
+    above = min(o, max(1, each // below))
+    return Basis(block, orthonormal(e, i, below, generator), orthonormal(e, o, above, generator))
+
+
+def orthonormal(groups: int, size: int, columns: int, generator: torch.Generator) -> Tensor:
+    """Random orthonormal columns scaled so that U U^T is the identity on average: (groups, size, columns)."""
+    normal = torch.randn(groups, size, columns, generator=generator, dtype=torch.float64, device="cpu")
+    vectors: Tensor = torch.linalg.qr(normal).Q
+    scaled: Tensor = vectors * math.sqrt(size / columns)
+    return scaled
+
+
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +263,7 @@ def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = No
     """Cost of the exact algebra on r features; `bases` is in bytes, by default for random projections."""
     if bases is None:
         bases = sum(math.sqrt(block.numel) for block in sizes.blocks) * math.sqrt(r) * sizes.working
-    rows = kept_bytes(sizes, r, sizes.working, primal_bytes(r))
+    rows = cached_rows_bytes(sizes, r, sizes.working, primal_bytes(r))
     disk = float(sizes.numbers) * r * sizes.working if sizes.scratch and not rows else 0.0
     chunk = sizes.layer_bytes + 3.0 * sizes.layer_chunk * sizes.k * r * sizes.working
     passes = 1.0 if rows or disk else 4.0

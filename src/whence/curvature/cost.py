@@ -48,11 +48,10 @@ class ProblemSizes:
     @classmethod
     def of(cls, problem: Linearization) -> ProblemSizes:
         """Sizes of a problem without those of its layers."""
-        roots = problem.hessian_roots
         return cls(
             n=problem.n,
             k=problem.k,
-            q=0 if roots is None else roots.shape[2],
+            q=problem.root_columns,
             d=problem.selection.size,
             item=problem.outputs.element_size(),
             working=working_precision(problem).itemsize,

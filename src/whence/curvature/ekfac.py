@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -13,8 +12,8 @@ from whence.curvature.accumulate import LayerGradients, decomposition_bytes, fac
 from whence.curvature.base import AdditiveStructure, MeatRoots
 from whence.curvature.cost import EIGENVECTORS, Cost, ProblemSizes
 from whence.curvature.kronecker import (
+    BlockSpectrum,
     KroneckerFactors,
-    Spectrum,
     SpectrumSums,
     TwoBasisSpectrumSums,
     fit_spectrum,
@@ -25,35 +24,30 @@ from whence.curvature.spectral import FittedSpectral, Leverage
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
 
-Decomposition: TypeAlias = tuple[Sequence[Basis], Spectrum, Sequence[Basis | None] | None]
-
 
 class SpectralStructure(AdditiveStructure):
     """A curvature that is diagonal in a basis of each block. Its leverages are approximate."""
 
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedSpectral:
         """Passes for the bases and the eigenvalues, and one for the leverages."""
         assert ridge is not None  # "loo" is refused before: it needs true leverages
         gradients = LayerGradients(problem)
         notes, noise = list(gradients.notes), noise_covariance(problem)
         with gradients.cached():
-            bases, spectrum, rotations = self.decompose(gradients, ridge, noise, notes)
-            leverage = Leverage(gradients, bases, spectrum, ridge, meat_roots, rotations)
-            gradients.accumulate(leverage, last=True)
+            blocks = self.decompose(gradients, ridge, noise, notes)
+            leverage = gradients.accumulate(Leverage(gradients, blocks, ridge, meat_roots), last=True)
         return FittedSpectral(
             problem=problem,
             ridge=ridge,
             leverage_blocks=leverage.leverage_blocks,
             notes=notes,
-            stream=gradients,
-            bases=bases,
-            spectrum=spectrum,
+            gradients=gradients,
+            blocks=blocks,
             noise=noise,
             step=leverage.step,
             change=leverage.change,
-            rotations=leverage.rotations,
             summed_meats=leverage.meats,
         )
 
@@ -62,8 +56,10 @@ class SpectralStructure(AdditiveStructure):
         return spectral_cost(sizes, self.name)
 
     @abstractmethod
-    def decompose(self, gradients: LayerGradients, ridge: float, noise: Tensor, notes: list[str]) -> Decomposition:
-        """Bases, eigenvalues in them, and rotations to the meats' own bases."""
+    def decompose(
+        self, gradients: LayerGradients, ridge: float, noise: Tensor, notes: list[str]
+    ) -> list[BlockSpectrum]:
+        """The basis of every block, and the eigenvalues in it."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,9 @@ class EKFAC(SpectralStructure):
         if self.corner is not None and self.corner < 1:
             raise InputError(f"expected EKFAC's corner to be at least 1 or None, got {self.corner!r}.")
 
-    def decompose(self, gradients: LayerGradients, ridge: float, noise: Tensor, notes: list[str]) -> Decomposition:
+    def decompose(
+        self, gradients: LayerGradients, ridge: float, noise: Tensor, notes: list[str]
+    ) -> list[BlockSpectrum]:
         """Pass 1 for the factors, pass 2 for the eigenvalues. With many examples, one more for the score."""
         if self.tolerance <= 0:  # the size of the sums is known before the first pass
             gradients.require_sums([Basis(block) for block in gradients.blocks])
@@ -114,10 +112,10 @@ class EKFAC(SpectralStructure):
         bases, _ = factors.eigenbases(ridge, self.tolerance, notes)
         gradients.require_sums(bases)
         if self.meat == "one_basis":
-            return bases, fit_spectrum(gradients, bases, noise, notes), None
+            return fit_spectrum(gradients, bases, noise, notes)
         sums = gradients.accumulate(TwoBasisSpectrumSums(gradients, bases, noise, self.corner))
         notes.append("the meats of HeC0, HeC2 and HeC3 have a basis of their own along the leading directions")
-        return bases, sums.spectrum(), sums.rotations(notes)
+        return sums.two_bases(notes)
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
@@ -139,17 +137,18 @@ class KFAC(SpectralStructure):
 
     name: ClassVar[str] = "kfac"
 
-    def decompose(self, gradients: LayerGradients, ridge: float, noise: Tensor, notes: list[str]) -> Decomposition:
+    def decompose(
+        self, gradients: LayerGradients, ridge: float, noise: Tensor, notes: list[str]
+    ) -> list[BlockSpectrum]:
         """As EKFAC, but blocks with two factors take products of the factors' eigenvalues."""
         gradients.require_sums([Basis(block) for block in gradients.blocks])
         factors = gradients.accumulate(KroneckerFactors(gradients, every=1))
         bases, products = factors.eigenbases(0.0, 0.0, notes, products=True)
         measured = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
-        curvature = [
-            moments if product is None else DiagonalMoments(product, 0.0)
-            for moments, product in zip(measured.curvature, products, strict=True)
+        return [
+            block if product is None else replace(block, curvature=DiagonalMoments(product, 0.0))
+            for block, product in zip(measured, products, strict=True)
         ]
-        return bases, replace(measured, curvature=curvature), None
 
 
 @dataclass(frozen=True)
@@ -166,12 +165,14 @@ class Diagonal(SpectralStructure):
 
     name: ClassVar[str] = "diagonal"
 
-    def decompose(self, gradients: LayerGradients, ridge: float, noise: Tensor, notes: list[str]) -> Decomposition:
+    def decompose(
+        self, gradients: LayerGradients, ridge: float, noise: Tensor, notes: list[str]
+    ) -> list[BlockSpectrum]:
         """One pass for the eigenvalues, without any rotation."""
         notes.append("the curvature is taken as diagonal in the weights")
         bases = [Basis(block) for block in gradients.blocks]
         gradients.require_sums(bases)
-        return bases, gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum(), None
+        return gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""

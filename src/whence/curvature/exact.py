@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
-from whence.curvature.accumulate import setting_aside
+from whence.curvature.accumulate import reserve_memory
 from whence.curvature.aligned import FittedDual, FittedIterative
 from whence.curvature.base import FittedCurvature, MeatRoots, Structure, singular
 from whence.curvature.core import Core
 from whence.curvature.cost import Cost, ProblemSizes
-from whence.curvature.primal import FittedPrimal, algebra_bytes, algebra_operations, kept_bytes
+from whence.curvature.primal import FittedPrimal, algebra_bytes, algebra_operations, cached_rows_bytes
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
 from whence.runtime.memory import readable
@@ -61,7 +61,7 @@ class Exact(Structure):
         """Whether its passes are sums over examples: the dual road is made of all pairs of them."""
         return self.road in ("auto", "primal")
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedCurvature:
         """Choose the road, check that it fits in memory, and take it."""
         sizes = ProblemSizes.of(problem)
         road = self._road(sizes, ridge)
@@ -76,7 +76,7 @@ class Exact(Structure):
             assert ridge is not None  # leave-one-out needs a matrix
             return FittedIterative.fit(problem, ridge, self.tolerance, self.iterations)
         need = matrix_bytes(sizes, road)
-        left = setting_aside(problem, need, f"the exact structure ({road} road)", _instead(problem, sizes))  # for rows
+        left = reserve_memory(problem, need, f"the exact structure ({road} road)", _instead(problem, sizes))  # for rows
         algebra: type[FittedPrimal | FittedDual] = FittedPrimal if road == "primal" else FittedDual
         fitted = algebra.fit(left, problem.jacobian(), ridge)
         fitted.notes.append(f"exact algebra, {road} road, {readable(need)} planned")
@@ -121,7 +121,7 @@ def _instead(problem: Linearization, sizes: ProblemSizes) -> str:
 
 def _primal_cost(sizes: ProblemSizes, name: str) -> Cost:
     """Cost with the d x d curvature."""
-    rows = kept_bytes(sizes, sizes.d, sizes.item, 9.0 * sizes.item * sizes.d**2)
+    rows = cached_rows_bytes(sizes, sizes.d, sizes.item, 9.0 * sizes.item * sizes.d**2)
     memory = algebra_bytes(sizes, sizes.d, rows, sizes.row_bytes)
     return Cost(name, memory, 1.0 if rows else 4.0, algebra_operations(sizes, sizes.d), rows=True)
 
@@ -130,7 +130,7 @@ def _dual_cost(sizes: ProblemSizes, name: str) -> Cost:
     """Cost with the n k x n k kernel; rows that are not kept are read again for each of its blocks."""
     inner = float(sizes.n * max(sizes.k, sizes.q))
     kernel, part = inner**2 * sizes.item, 0.2 * sizes.limit
-    rows = kept_bytes(sizes, sizes.d, sizes.item, 5.0 * kernel)
+    rows = cached_rows_bytes(sizes, sizes.d, sizes.item, 5.0 * kernel)
     assembling = kernel + (max(2.0 * rows, rows + sizes.row_bytes) if rows else 2.0 * part)
     factoring = rows + (10.5 if sizes.q else 5.0) * kernel + sizes.example_bytes
     passes = 1.0 if rows else 2.0 + sizes.numbers * sizes.d * sizes.item / part
@@ -160,8 +160,8 @@ class Auto(Structure):
     """
 
     name: ClassVar[str] = "auto"
-    most: ClassVar[Mapping[str, float]] = OPERATIONS  # operations of an exact fit
-    otherwise: ClassVar[Structure] = Core()
+    most_operations: ClassVar[Mapping[str, float]] = OPERATIONS  # of an exact fit
+    fallback: ClassVar[Structure] = Core()
     primal_first: ClassVar[bool] = False  # whether the primal road is preferred to one with fewer operations
     takes_groups: ClassVar[bool] = True  # the exact structure and the core both do
     additive: ClassVar[bool] = True  # the primal road and the core are sums over examples
@@ -171,7 +171,7 @@ class Auto(Structure):
         sizes = ProblemSizes.of(problem)
         return self.choose(sizes if ridge != 0 else replace(sizes, dual=False))
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedCurvature:
         """Fit the structure that was chosen."""
         return self.resolve(problem, ridge)[0].fit(problem, ridge, meat_roots)
 
@@ -187,8 +187,8 @@ class Auto(Structure):
         memory = {road: readable(matrix_bytes(sizes, road)) for road in roads}
         ordered = sorted(roads, key=operations.__getitem__)
         for road in roads if self.primal_first else ordered:
-            quick = operations[road] <= self.most["cuda" if sizes.device.type == "cuda" else "cpu"]
+            quick = operations[road] <= self.most_operations["cuda" if sizes.device.type == "cuda" else "cpu"]
             if quick and matrix_bytes(sizes, road) <= sizes.limit:
                 return Exact(road), f"{road} road: {memory[road]}, {operations[road]:.0e} operations"
         road = ordered[0]
-        return self.otherwise, f"exact would take {memory[road]} and {operations[road]:.0e} operations ({road} road)"
+        return self.fallback, f"exact would take {memory[road]} and {operations[road]:.0e} operations ({road} road)"

@@ -22,8 +22,8 @@ from whence.curvature.accumulate import (
     ConstantCotangents,
     Cotangents,
     LayerGradients,
-    drained,
-    kept_exactly,
+    has_exact_block,
+    pop_each,
     working_precision,
 )
 from whence.curvature.rotation import (
@@ -32,15 +32,15 @@ from whence.curvature.rotation import (
     BasisView,
     DiagonalMoments,
     Factored,
-    combine,
-    halved,
+    half_on_gpu,
+    mix_cotangents,
     outer,
     products_are_rounded,
-    raised,
     slices,
-    total,
+    weighted_sum,
+    without_half,
 )
-from whence.curvature.two_bases import leading, leading_part, rotate
+from whence.curvature.two_bases import last_coordinates, leading_basis, leading_part, rotate
 from whence.jacobian.gradients import (
     Block,
     Dense,
@@ -61,14 +61,14 @@ EXAMPLES_PER_SIDE = 40  # least number for each output of a layer: small eigenva
 # --- Pass 1: factors and eigenvectors --------------------------------------------------------------------------------
 
 
-def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+def gradient_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of G^T G (e, i, i) and G G^T (e, o, o) for G = sum_t g_t a_t^T, a (n, e, t, i), g (n, c, e, t, o)."""
     n, c, e, t, o = g.shape
     i = a.shape[3]
     if t == 1:  # G is never formed
         below = a * g.square().sum((1, 4)).sqrt().unsqueeze(3)
         above = g * a.square().sum(3, keepdim=True).sqrt().unsqueeze(1)
-        return summed(below, 1), summed(above, 2)
+        return sum_of_outer_products(below, 1), sum_of_outer_products(above, 2)
     inputs, outputs = (torch.zeros(e, size, size, dtype=torch.float64, device=a.device) for size in (i, o))
     for some in slices(n, c * e * o * i, a):
         below, above = matrix_moments(outer(a[some], g[some]))
@@ -79,10 +79,10 @@ def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 def matrix_moments(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of G^T G and G G^T, (e, i, i) and (e, o, o), of gradient matrices (n, c, e, o, i)."""
-    return summed(matrices, 2), summed(matrices.transpose(3, 4), 2)
+    return sum_of_outer_products(matrices, 2), sum_of_outer_products(matrices.transpose(3, 4), 2)
 
 
-def summed(values: Tensor, groups: int) -> Tensor:
+def sum_of_outer_products(values: Tensor, groups: int) -> Tensor:
     """Sum v v^T over every axis but the last and the axis `groups`: (..., e, ..., i) to (e, i, i)."""
     return second_moment(values.movedim(groups, 0).flatten(1, -2))
 
@@ -91,14 +91,14 @@ def second_moment(rows: Tensor) -> Tensor:
     """Rows (..., m, i) to (..., i, i). Many rows are summed in float64, or small eigenvalues would be lost."""
     parts = rows.split(LONGEST_SUM * (32 if rows.is_cuda else 1), dim=-2)  # a GPU sums in tiles, and calls cost more
     if len(parts) == 1 or rows.dtype == torch.float64:
-        return _crossed(rows)
+        return _gram(rows)
     total = torch.zeros(*rows.shape[:-2], rows.shape[-1], rows.shape[-1], dtype=torch.float64, device=rows.device)
     for part in parts:
-        total += _crossed(part)
+        total += _gram(part)
     return total
 
 
-def _crossed(rows: Tensor) -> Tensor:
+def _gram(rows: Tensor) -> Tensor:
     """Rows (..., m, i) to (..., i, i); for one matrix on a CPU, products known by symmetry are skipped."""
     size = rows.shape[-1]
     if rows.is_cuda or size <= NARROWEST or rows.numel() != rows.shape[-2] * size:
@@ -120,7 +120,7 @@ class Factors:
             return torch.zeros(shape, dtype=torch.float64, device=device) if kept else None
 
         self.block, i = block, block.matrix_shape[-1]
-        self.inputs, self.outputs = zeros(i, block.kind == "rows" or kept_exactly(block)), None
+        self.inputs, self.outputs = zeros(i, block.kind == "rows" or has_exact_block(block)), None
         if block.kind == "kronecker":
             o = block.matrix_shape[1]
             self.inputs, self.outputs = zeros(i, i <= LARGEST_SIDE), zeros(o, o <= LARGEST_SIDE and o != without_basis)
@@ -143,21 +143,23 @@ class Factors:
         if not isinstance(tangent, Kronecker):
             values = tangent.values if isinstance(tangent, Dense) else tangent.aggregate().values
             if self.inputs is not None:
-                self.inputs += second_moment(raised(values).flatten(0, 1))
+                self.inputs += second_moment(without_half(values).flatten(0, 1))
             return
         share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # mean weight of an example
         self.counts[0] += share * tangent.examples * tangent.positions
         if whole and self.inputs is not None and self.outputs is not None:
-            below, above = whole_moments(raised(tangent.inputs()), raised(tangent.grads()))
+            below, above = gradient_moments(without_half(tangent.inputs()), without_half(tangent.grads()))
             self.inputs += below
             self.outputs += above
             self.counts[1] += 1.0
             return
         if self.inputs is not None:
-            a = halved(tangent.inputs())
-            self.inputs += summed(a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1), 1)
+            a = half_on_gpu(tangent.inputs())
+            self.inputs += sum_of_outer_products(
+                a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1), 1
+            )
         if self.outputs is not None:
-            self.outputs += summed(halved(tangent.grads()), 2)
+            self.outputs += sum_of_outer_products(half_on_gpu(tangent.grads()), 2)
 
     def basis(self, notes: list[str]) -> tuple[Basis, Tensor | None]:
         """The Kronecker eigenbasis, and the eigenvalues in it where both factors or an exact block are known."""
@@ -193,6 +195,7 @@ class KroneckerFactors(Accumulator):
         gradients.require_factors()
         problem = gradients.problem
         self.problem, self.blocks = problem, gradients.blocks
+        self.bases = [Basis(block) for block in gradients.blocks]
         self.whole = whole
         self.sampled = samples_outputs(problem, gradients.blocks, whole)
         self.every = enough_examples(problem, gradients.blocks) if every is None else every
@@ -205,17 +208,18 @@ class KroneckerFactors(Accumulator):
         # of them should cost no more than these.
         without = problem.width if problem.sketch is not None and problem.width > LARGEST_CLASSES else None
         self.factors = [Factors(block, problem.device, without) for block in self.blocks]
-        self.state = {"seen": self.seen, **numbered([one.state for one in self.factors])}
+        self.state = {"seen": self.seen, **by_block([one.state for one in self.factors])}
 
     def add(self, where: slice, views: list[BasisView]) -> None:
         """Add a a^T and g g^T."""
-        roots, weights = self.problem.hessian_roots, self.problem.sample_weights
-        self.seen += len(range(*where.indices(self.problem.n)))
-        for factors, view in zip(self.factors, drained(views), strict=True):
+        problem, weights = self.problem, self.problem.sample_weights
+        curved = not problem.identity_hessians and self.count == problem.k
+        self.seen += len(range(*where.indices(problem.n)))
+        for factors, view in zip(self.factors, pop_each(views), strict=True):
             tangent = view.tangent
             whole = self.whole and isinstance(tangent, Kronecker) and tangent.positions > 1
-            curved = tangent if roots is None or self.count < self.problem.k else combine(tangent, roots[where])
-            factors.add(curved, None if weights is None else weights[where], whole)
+            tangent = mix_cotangents(tangent, problem.hessian_roots[where]) if curved else tangent
+            factors.add(tangent, None if weights is None else weights[where], whole)
 
     def eigenbases(
         self, ridge: float, tolerance: float, notes: list[str], products: bool = False
@@ -272,16 +276,13 @@ def many_examples(blocks: Sequence[Block]) -> int:
 
 
 def one_output_each(problem: Linearization) -> Cotangents:
-    """One output of every example, in turn, or one column of its Hessian root, weighted to stand for all."""
-    roots = problem.hessian_roots
-    eye = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+    """One column of every example's Hessian root, in turn, weighted to stand for all: one output for squared error."""
+    roots, count = problem.hessian_roots, problem.hessian_roots.shape[2]
 
     def chosen(where: slice, n: int) -> Tensor:
-        step, count = where.step or 1, problem.k if roots is None else roots.shape[2]
+        step = where.step or 1
         at = torch.arange(where.start, where.start + n * step, step, device=problem.device)
-        turn = at // step % count
-        rows = eye[turn] if roots is None else roots[at, :, turn]
-        return (math.sqrt(count) * rows).unsqueeze(0)
+        return (math.sqrt(count) * roots[at, :, at // step % count]).unsqueeze(0)
 
     return chosen
 
@@ -290,7 +291,7 @@ def describe_blocks(blocks: Sequence[Block]) -> list[str]:
     """Say in words which parameters have a Kronecker form, an exact block or a diagonal."""
     kinds: dict[str, list[Block]] = {"Kronecker": [], "exact block": [], "diagonal": []}
     for block in blocks:
-        exact = "exact block" if kept_exactly(block) else "diagonal"
+        exact = "exact block" if has_exact_block(block) else "diagonal"
         kinds["Kronecker" if block.kind != "dense" else exact].append(block)
     notes = []
     for kind, some in kinds.items():
@@ -393,12 +394,24 @@ def decompose(
 
 
 @dataclass(frozen=True)
-class Spectrum:
-    """Second moments of the training gradients in a basis, one entry for each block."""
+class BlockSpectrum:
+    """The curvature of a block, diagonal in a basis: U diag(s) U^T."""
 
-    curvature: list[DiagonalMoments]  # s* = sum over examples and outputs of squared gradients
-    noise: list[DiagonalMoments]  # the same, outputs weighted by the noise: Sigma for squared error, else the Hessian
-    score: list[Tensor]  # sum_i J_i^T r_i, shaped as the block's matrix
+    basis: Basis  # U
+    curvature: DiagonalMoments  # s = sum over examples and outputs of squared gradients
+    noise: DiagonalMoments  # the same, outputs weighted by the noise: Sigma for squared error, else the Hessian
+    score: Tensor  # sum_i J_i^T r_i, shaped as the block's matrix
+    rotation: Basis | None = None  # from U to the meats' own basis, if they have one
+
+    def solve(self, matrices: Tensor, ridge: float) -> Tensor:
+        """F_lam^-1 v for matrices (..., *block.matrix_shape)."""
+        return self.basis.solve(self.curvature.damped(ridge), matrices)
+
+    def into_rotated(self, matrix: Tensor) -> Tensor:
+        """Coordinates of a matrix in the meats' own basis."""
+        assert self.rotation is not None
+        leading = self.basis.to(matrix.dtype).into(matrix)[last_coordinates(self.rotation.shape)]
+        return self.rotation.to(matrix.dtype).into(leading)
 
 
 class MomentSums:
@@ -414,12 +427,17 @@ class MomentSums:
             shapes["rotated"] = (count, *rotation.shape)
         self.state = {name: torch.zeros(one, dtype=torch.float64, device=device) for name, one in shapes.items()}
         self.inside, self.length, self.total = (self.state[name] for name in ("inside", "length", "total"))
+        self.rotated = self.state.get("rotated", self.inside[:0])
 
     def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
         """Add a chunk, with weights of the squares (count, c), and optionally of the gradients in the total (n, k).
 
         The c cotangents whose gradients are squared are the view's k, or mixtures (n, k, c) of them.
         """
+        if summed is not None:
+            self.total += weighted_sum(view.tangent, summed)
+        if not len(squared):
+            return
         each = squared.double().unsqueeze(1)  # (count, n or 1, c)
         if mixing is not None and mixing.shape[1] == 1:  # no need to form multiples of one cotangent
             each, mixing = (squared.double() @ mixing[:, 0].double().square().T).unsqueeze(2), None
@@ -427,13 +445,11 @@ class MomentSums:
             weights = each if each.shape[1] == 1 else each[:, part]
             self.inside += rotated.squares(weights)
             if self.rotation is not None:
-                self.state["rotated"] += rotate(rotated, self.rotation).squares(weights)
+                self.rotated += rotate(rotated, self.rotation).squares(weights)
         if not view.complete:
             wide = None if mixing is None else mixing.double()
-            lengths = view.lengths() if wide is None else (wide * (view.energy().double() @ wide)).sum(1)
+            lengths = view.squared_lengths() if wide is None else (wide * (view.gram_matrices().double() @ wide)).sum(1)
             self.length += (each * lengths.double()).sum((1, 2))
-        if summed is not None:
-            self.total += total(view.tangent, summed)
 
     def finish(self) -> list[DiagonalMoments]:
         """The sums, one for each set of weights."""
@@ -444,103 +460,126 @@ class MomentSums:
         return found
 
 
-def numbered(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The sums of all blocks in one dictionary, each name prefixed by the block's number."""
-    return {f"{at}.{name}": tensor for at, state in enumerate(states) for name, tensor in state.items()}
+def by_block(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The sums of all blocks in one dictionary, without empty ones, each name prefixed by the block's number."""
+    named = ((f"{at}.{name}", one) for at, state in enumerate(states) for name, one in state.items())
+    return {name: one for name, one in named if one.numel()}
+
+
+@dataclass(frozen=True)
+class Pullback:
+    """The c cotangents of each example that pass 2 pulls back, and how it squares and sums their gradients."""
+
+    cotangents: Cotangents
+    count: int  # c
+    weights: Tensor  # (s, q) of the squares: for the curvature, and for the noise if it needs its own
+    mixing: Tensor | None = None  # (n, c, q) mixtures of the cotangents that are squared; `None` for themselves
+    residuals: Tensor | None = None  # (n, c) weights of the gradients in the score
+    label: str = "eigenvalues"
+
+
+def all_outputs(problem: Linearization, noise: Tensor | None) -> Pullback:
+    """All outputs of every example, mixed by the roots of the Hessians.
+
+    With squared error, outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one set
+    of gradients serves curvature and noise. With other losses the two are the same, up to a dispersion.
+    """
+    mixing = None if problem.identity_hessians else problem.hessian_roots
+    frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+    weights = frame.new_ones(1, problem.hessian_roots.shape[2])
+    if problem.sketch is not None and noise is None:  # its columns, without the residual
+        frame, mixing = frame[:, :-1], None
+    elif mixing is None and noise is not None and problem.k > 1:  # with one output the noise is just a factor
+        sizes, frame = eigh(noise)
+        problem.passes.process_group.broadcast([sizes, frame], 0, "eigenvalues")
+        weights = torch.cat([weights, sizes.clamp_min(0.0).unsqueeze(0)])
+    residuals = None if noise is None else problem.residuals @ frame
+    return Pullback(ConstantCotangents(frame.T), frame.shape[1], weights, mixing, residuals)
+
+
+def random_mixtures(problem: Linearization, noise: Tensor | None, mixtures: int) -> Pullback:
+    """A few random mixtures of each example's outputs, without the score.
+
+    Averaged over random signs z, the square of J^T R z is the sum of squares of all columns of J^T R. Over many
+    examples the sums agree within some per cent along each direction.
+    """
+    roots, device = problem.hessian_roots, problem.device
+    signs = balanced_signs(roots.shape[2]).to(problem.residuals)
+    draw = torch.Generator("cpu").manual_seed(0)
+    order = torch.randint(len(signs), (problem.n,), generator=draw, device="cpu").to(device)
+    noise_root, scales = None, signs.new_ones(1)
+    if problem.identity_hessians and noise is not None:  # scaled, as half precision underflows for small numbers
+        size = noise.diagonal().max().clamp_min(torch.finfo(noise.dtype).tiny)
+        values, vectors = eigh(noise / size)
+        noise_root = vectors * values.clamp_min(0.0).sqrt() @ vectors.T
+        scales = torch.stack([torch.ones_like(size), size])
+
+    def cotangents(where: slice, n: int) -> Tensor:
+        """(c, n, k) mixtures of some examples' outputs, and the same times the noise's root."""
+        chosen = signs[(order[where] + torch.arange(mixtures, device=device).unsqueeze(1)) % len(signs)]
+        rows = (roots[where] @ chosen.unsqueeze(3)).squeeze(3)
+        return rows if noise_root is None else torch.cat([rows, chosen @ noise_root])
+
+    weights = (torch.diag(scales.double()) / mixtures).repeat_interleave(mixtures, 1)
+    return Pullback(cotangents, weights.shape[1], weights)
+
+
+def residuals_alone(problem: Linearization) -> Pullback:
+    """The residual of every example, for the score alone; of length one, as half precision underflows."""
+    residuals = problem.residuals
+    lengths = torch.linalg.vector_norm(residuals, dim=1, keepdim=True)
+    lengths = torch.where(lengths > 0, lengths, 1.0)
+
+    def unit(where: slice, n: int) -> Tensor:
+        return (residuals[where] / lengths[where]).unsqueeze(0)
+
+    return Pullback(unit, 1, lengths.new_zeros(0, 1), residuals=lengths, label="score")
 
 
 class SpectrumSums(Accumulator):
     """Pass 2: EKFAC's eigenvalues, those of the homoscedastic meat, and the score.
 
-    With squared error, outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one set
-    of gradients serves both sums; without `noise`, the homoscedastic meat and the score are left out. With other losses
-    the two sums are the same, up to a dispersion. About one in `every` examples is used.
+    Without `noise`, the homoscedastic meat and the score are left out. All outputs are pulled back unless `pullback`
+    says otherwise. About one in `every` examples is used.
     """
 
-    label = "eigenvalues"
-    bases: Sequence[Basis]
-
     def __init__(
-        self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None = None, every: int = 1
+        self,
+        gradients: LayerGradients,
+        bases: Sequence[Basis],
+        noise: Tensor | None,
+        pullback: Pullback | None = None,
+        every: int = 1,
     ) -> None:
         self.problem, self.bases, self.noise, self.every = gradients.problem, bases, noise, every
-        problem, self.roots = gradients.problem, gradients.problem.hessian_roots
-        self.frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-        weights = self.frame.new_ones(1, problem.k if self.roots is None else self.roots.shape[2])
-        if problem.sketch is not None and noise is None:  # its columns, without the residual
-            self.frame, self.roots = self.frame[:, :-1], None
-        elif self.roots is None and noise is not None and problem.k > 1:  # with one output the noise is just a factor
-            sizes, self.frame = eigh(noise)
-            problem.passes.process_group.broadcast([sizes, self.frame], 0, "eigenvalues")
-            weights = torch.cat([weights, sizes.clamp_min(0.0).unsqueeze(0)])
-        self._begin(ConstantCotangents(self.frame.T), self.frame.shape[1], weights)
-
-    def _begin(self, cotangents: Cotangents, count: int, weights: Tensor) -> None:
-        """Zeros for each row of the weights."""
-        self.cotangents, self.count, self.weights = cotangents, count, weights
+        self.pullback = pullback or all_outputs(gradients.problem, noise)
+        self.label, self.cotangents, self.count = self.pullback.label, self.pullback.cotangents, self.pullback.count
+        weights = self.pullback.weights
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # number of examples added
-        self.sums = [MomentSums(basis, len(weights), self.problem.device) for basis in self.bases]
-        self.state = {"seen": self.seen, **numbered([one.state for one in self.sums])}
-        self.given = [self.frame, weights]
+        self.sums = [MomentSums(basis, len(weights), self.problem.device) for basis in bases]
+        self.state = {"seen": self.seen, **by_block([one.state for one in self.sums])}
+        self.given = [one for one in (weights, noise) if one is not None and one.numel()]
 
     def add(self, where: slice, views: list[BasisView]) -> None:
         """Add squares in the basis, and J_i^T r_i."""
-        residuals = self.problem.residuals[where] @ self.frame
-        self.seen += len(residuals)
-        mixing, summed = None if self.roots is None else self.roots[where], None if self.noise is None else residuals
-        for sums, view in zip(self.sums, drained(views), strict=True):
-            sums.add(view, self.weights, summed, mixing)
+        pullback = self.pullback
+        self.seen += len(self.problem.outputs[where])
+        mixing, residuals = (None if one is None else one[where] for one in (pullback.mixing, pullback.residuals))
+        for sums, view in zip(self.sums, pop_each(views), strict=True):
+            sums.add(view, pullback.weights, residuals, mixing)
 
-    def spectrum(self) -> Spectrum:
-        """The eigenvalues."""
-        found = [one.finish() for one in self.sums]
-        for basis, moments in zip(self.bases, found, strict=True):
+    def spectrum(self) -> list[BlockSpectrum]:
+        """The eigenvalues of every block."""
+        found, one_output = [], self.problem.identity_hessians and self.problem.k == 1
+        for basis, sums in zip(self.bases, self.sums, strict=True):
+            moments = sums.finish()
             check_finite_sums(moments[0].inside, f"the squares of {basis.block.name}")
-        if self.every > 1:
-            found = [[moments.times(self.problem.n / float(self.seen)) for moments in each] for each in found]
-        curvature, noise = [one[0] for one in found], [one[-1] for one in found]
-        if self.noise is not None and self.problem.hessian_roots is None and self.problem.k == 1:
-            noise = [one.times(float(self.noise)) for one in curvature]
-        return Spectrum(curvature, noise, [one.total for one in self.sums])
-
-
-class SampledSpectrumSums(SpectrumSums):
-    """`SpectrumSums` from a few random mixtures of each example's outputs, one backward pass each; without the score.
-
-    Averaged over random signs z, the square of J^T R z is the sum of squares of all columns of J^T R. Over many
-    examples the sums agree within some per cent along each direction.
-    """
-
-    def __init__(
-        self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, mixtures: int, every: int = 1
-    ) -> None:
-        self.problem, self.bases, self.noise, self.every = gradients.problem, bases, noise, every
-        problem, roots, self.mixtures = gradients.problem, gradients.problem.hessian_roots, mixtures
-        self.signs = balanced_signs(problem.k if roots is None else roots.shape[2]).to(problem.residuals)
-        draw = torch.Generator("cpu").manual_seed(0)
-        self.order = torch.randint(len(self.signs), (problem.n,), generator=draw, device="cpu").to(problem.device)
-        self.frame, sets = self.signs.new_zeros(0), self.signs.new_ones(1)
-        if roots is None and noise is not None:  # scaled, as half precision underflows for small numbers
-            size = noise.diagonal().max().clamp_min(torch.finfo(noise.dtype).tiny)
-            values, vectors = eigh(noise / size)
-            self.frame = vectors * values.clamp_min(0.0).sqrt() @ vectors.T
-            sets = torch.stack([torch.ones_like(size), size])
-        weights = (torch.diag(sets.double()) / mixtures).repeat_interleave(mixtures, 1)
-        self._begin(self._mixed, weights.shape[1], weights)
-
-    def _mixed(self, where: slice, n: int) -> Tensor:
-        """(c, n, k) mixtures of some examples' outputs, and the same times the noise's root."""
-        roots = self.problem.hessian_roots
-        at = self.order[where] + torch.arange(self.mixtures, device=self.order.device).unsqueeze(1)  # (mixtures, n)
-        signs = self.signs[at % len(self.signs)]
-        rows = signs if roots is None else (roots[where] @ signs.unsqueeze(3)).squeeze(3)
-        return torch.cat([rows, signs @ self.frame]) if len(self.weights) == 2 else rows
-
-    def add(self, where: slice, views: list[BasisView]) -> None:
-        """Add squares in the basis."""
-        self.seen += len(self.order[where])
-        for sums, view in zip(self.sums, drained(views), strict=True):
-            sums.add(view, self.weights, None)
+            if self.every > 1:
+                moments = [one.times(self.problem.n / float(self.seen)) for one in moments]
+            if self.noise is not None and one_output:
+                moments.append(moments[0].times(float(self.noise)))
+            found.append(BlockSpectrum(basis, moments[0], moments[-1], sums.total))
+        return found
 
 
 class TwoBasisSpectrumSums(SpectrumSums):
@@ -553,23 +592,24 @@ class TwoBasisSpectrumSums(SpectrumSums):
         self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor, directions: int | None
     ) -> None:
         super().__init__(gradients, bases, noise)
-        self.leading = [leading(basis, directions) for basis in bases]
+        self.leading = [leading_basis(basis, directions) for basis in bases]
         sides = [[] if basis is None else basis.tensors for basis in self.leading]  # inputs, and outputs if there are
         self.factors = [
             [one.new_zeros(*one.shape[:-2], *2 * one.shape[-1:], dtype=torch.float64) for one in some] for some in sides
         ]
         meats = [{str(side): one for side, one in enumerate(each)} for each in self.factors]
-        self.state |= {f"meat.{name}": one for name, one in numbered(meats).items()}
+        self.state |= {f"meat.{name}": one for name, one in by_block(meats).items()}
 
     def add(self, where: slice, views: list[BasisView]) -> None:
         """Add squares, and the second moments of J_i^T r_i."""
-        residuals = (self.problem.residuals[where] @ self.frame).unsqueeze(2)
+        assert self.pullback.residuals is not None
+        residuals = self.pullback.residuals[where].unsqueeze(2)
         for basis, sums, view in zip(self.leading, self.factors, views, strict=True):
             for _, rotated in view.mixed(residuals) if basis is not None else ():
                 assert basis is not None
                 part = leading_part(rotated, basis.shape)
                 if isinstance(part, Factored):
-                    found = whole_moments(part.a.unsqueeze(2), part.g.unsqueeze(3))
+                    found = gradient_moments(part.a.unsqueeze(2), part.g.unsqueeze(3))
                 else:
                     rows = part.matrices().flatten(0, 1)
                     found = matrix_moments(part.matrices()) if len(sums) == 2 else (rows.T @ rows, rows)
@@ -577,53 +617,25 @@ class TwoBasisSpectrumSums(SpectrumSums):
                     into += one
         super().add(where, views)
 
-    def rotations(self, notes: list[str]) -> list[Basis | None]:
-        """Rotations from the curvature's basis of each block to the meats' basis."""
-        found: list[Basis | None] = []
-        for basis, sums in zip(self.leading, self.factors, strict=True):
+    def two_bases(self, notes: list[str]) -> list[BlockSpectrum]:
+        """The eigenvalues of every block, with the rotation from the curvature's basis to the meats'."""
+        found = self.spectrum()
+        for at, (basis, sums) in enumerate(zip(self.leading, self.factors, strict=True)):
             if basis is None:
-                found.append(None)
                 continue
             sides = [
                 eigenvectors(one, f"the {side} factor of the meat of {basis.block.name}", notes)[1].to(like)
                 for side, one, like in zip(("input", "output"), sums, basis.tensors, strict=False)
             ]
-            found.append(Basis(basis.block, *sides))
-        parts = [one for rotation in found if rotation is not None for one in rotation.tensors]
+            found[at] = replace(found[at], rotation=Basis(basis.block, *sides))
+        parts = [one for block in found if block.rotation is not None for one in block.rotation.tensors]
         self.problem.passes.process_group.broadcast(parts, 0, "the eigenvectors of the meats")  # so that signs agree
         return found
 
 
-class Score(Accumulator):
-    """A pass for sum_i J_i^T r_i, in the shape of each block's matrix: one backward pass from the residuals."""
-
-    label = "score"
-    count = 1
-
-    def __init__(self, gradients: LayerGradients) -> None:
-        self.problem, residuals = gradients.problem, gradients.problem.residuals
-        lengths = torch.linalg.vector_norm(residuals, dim=1, keepdim=True)
-        self.lengths = torch.where(lengths > 0, lengths, 1.0)  # (n, 1)
-        self.cotangents = self._unit
-        self.sums = [
-            torch.zeros(block.matrix_shape, dtype=torch.float64, device=self.problem.device)
-            for block in gradients.blocks
-        ]
-        self.state = {str(at): one for at, one in enumerate(self.sums)}
-
-    def _unit(self, where: slice, n: int) -> Tensor:
-        """(1, n, k) residuals scaled to length one, as half precision underflows for small numbers."""
-        return (self.problem.residuals[where] / self.lengths[where]).unsqueeze(0)
-
-    def add(self, where: slice, views: list[BasisView]) -> None:
-        """Add J_i^T r_i."""
-        for into, view in zip(self.sums, drained(views), strict=True):
-            into += total(view.tangent, self.lengths[where])
-
-
 def fit_spectrum(
     gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, notes: list[str], every: int = 1
-) -> Spectrum:
+) -> list[BlockSpectrum]:
     """Pass 2 from all outputs, or with many examples from a few mixtures of the outputs of some.
 
     Without the noise, the homoscedastic meat and the score are left out. About one in `every` examples is used.
@@ -632,13 +644,17 @@ def fit_spectrum(
     if problem.sketch is None and samples_outputs(problem, gradients.blocks, whole=False):
         mixtures = 1 if noise is None else math.ceil(MANY_MIXTURES / problem.n)  # a core needs only the order
         every = max(every, problem.n // MANY_MIXTURES)
-        sums = SampledSpectrumSums(gradients, bases, noise, mixtures, every)
-        if sums.count < problem.k:
-            found = gradients.accumulate(sums).spectrum()
+        pullback = random_mixtures(problem, noise, mixtures)
+        if pullback.count < problem.k:
+            sums = gradients.accumulate(SpectrumSums(gradients, bases, noise, pullback, every))
+            found = sums.spectrum()
             what = f"{mixtures} random mixture{'s' * (mixtures > 1)} of the outputs of each of {int(sums.seen)}"
             notes.append(f"eigenvalues come from {what} training examples")
-            return found if noise is None else replace(found, score=gradients.accumulate(Score(gradients)).sums)
-    return gradients.accumulate(SpectrumSums(gradients, bases, noise, every)).spectrum()
+            if noise is None:
+                return found
+            scores = gradients.accumulate(SpectrumSums(gradients, bases, None, residuals_alone(problem))).sums
+            return [replace(block, score=sums.total) for block, sums in zip(found, scores, strict=True)]
+    return gradients.accumulate(SpectrumSums(gradients, bases, noise, every=every)).spectrum()
 
 
 def balanced_signs(size: int) -> Tensor:
@@ -657,10 +673,7 @@ def balanced_signs(size: int) -> Tensor:
 
 def noise_covariance(problem: Linearization) -> Tensor:
     """(k, k) covariance of the residuals, for squared error; the identity for other losses."""
-    if problem.hessian_roots is not None:
+    if not problem.identity_hessians:
         return torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-    found = problem.noise(problem.residuals, None)
-    if problem.units is None:
-        return found.covariance
-    root = found.roots[0]
-    return root @ root.T  # the same for every position
+    root = problem.noise(problem.residuals, None).roots[0]  # the same for every example
+    return root @ root.T

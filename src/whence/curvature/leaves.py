@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.curvature.accumulate import CACHE_SHARE, Cotangents, Features, setting_aside
+from whence.curvature.accumulate import reserve_memory
 from whence.curvature.base import AdditiveStructure, MeatRoots, Meats, Predicted, Structure, singular
 from whence.curvature.cost import EIGENVECTORS, Cost, ProblemSizes
 from whence.curvature.exact import Auto
+from whence.curvature.features import CACHE_SHARE, Features
 from whence.curvature.primal import (
     FittedPrimal,
     PrimalSandwich,
     algebra_bytes,
     algebra_operations,
-    kept_bytes,
+    cached_rows_bytes,
     primal_bytes,
 )
 from whence.data.batches import Inputs
@@ -89,25 +90,17 @@ class LeafFeatures:
         rows.diagonal(dim1=1, dim2=2).copy_(found.unsqueeze(2).expand(-1, -1, k))
         return rows.flatten(2)
 
-    def project(self, inputs: Inputs, cotangents: Cotangents, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (which examples, features (n, c, r)) of the gradients of c combinations of the outputs."""
-        for where, rows in self.rows(inputs, count):
-            mixed = cotangents(where, len(rows)).to(rows.dtype)
-            yield where, torch.einsum("cnk,nkr->ncr", mixed, rows)
-
-    def squares(self, inputs: Inputs, cotangents: Tensor) -> Tensor:
-        """(n, c) squared lengths of the whole gradients of combinations (c, n, k) of the outputs."""
+    def squared_lengths(self, inputs: Inputs) -> Tensor:
+        """(n, k) squared lengths of the whole gradients."""
         leaves, shown = self._shown(inputs)
-        if shown is not None:
-            cotangents = torch.einsum("nko,cno->cnk", shown.to(cotangents.dtype), cotangents)
         each = 1.0 / self.model.scale[leaves.long()].square()  # (n, trees)
         if self.model.outputs is None:
             by_output = each.sum(1, keepdim=True).expand(-1, len(self.model.base))
         else:
             by_output = each @ self.model.one_hot_outputs(each.dtype)
-        return torch.einsum("cnk,nk->nc", cotangents.square().to(each.dtype), by_output)
+        return by_output if shown is None else torch.einsum("nkc,nk->nc", shown.square().to(each.dtype), by_output)
 
-    def outer(self, inputs: Inputs, outputs: int) -> Tensor:
+    def curvature_outside(self, inputs: Inputs, outputs: int) -> Tensor:
         """(2, n, k) z F z^T and z F^3 z^T outside the directions, measured by random sums."""
         parts = [
             rows.square().unflatten(2, (-1, 2, SUMS)).sum((2, 4))
@@ -143,15 +136,13 @@ class FittedLeaves(FittedPrimal):
         """
         assert isinstance(features, LeafFeatures)
         found = super().fit(problem, features, ridge)
-        ones = torch.eye(problem.k, dtype=problem.dtype, device=problem.device).unsqueeze(1)
         whole, met = torch.empty_like(problem.outputs), torch.empty_like(problem.outputs)  # (n, k)
         for batch in problem.read("lengths"):
-            whole[batch.rows] = features.squares(batch.inputs, ones.expand(-1, batch.size, -1)).to(whole.dtype)
-            met[batch.rows] = features.outer(batch.inputs, problem.k)[0].to(met.dtype)
+            whole[batch.rows] = features.squared_lengths(batch.inputs).to(whole.dtype)
+            met[batch.rows] = features.curvature_outside(batch.inputs, problem.k)[0].to(met.dtype)
         inside = torch.cat([some.square().sum(2) for _, some in found.rows.read("lengths")]).to(problem.dtype)
         outside = (whole - inside).clamp_min(0.0)
-        roots = problem.hessian_roots
-        curved = torch.ones_like(whole) if roots is None else roots.square().sum(2)
+        curved = problem.hessian_roots.square().sum(2)
         curvature = curved * outside
         others = (curved * met - curvature.square()).sum() / curvature.sum().clamp_min(torch.finfo(met.dtype).tiny)
         share = outside / (found.ridge + curvature + others.clamp_min(0.0))
@@ -180,8 +171,7 @@ class LeafSandwich(PrimalSandwich):
         found, fitted = super().predict(inputs), self.fitted
         features, problem = fitted.features, fitted.problem
         assert isinstance(features, LeafFeatures)
-        count, size = problem.output_count(inputs), len(found.outputs)
-        ones = torch.eye(count, dtype=problem.dtype, device=problem.device).unsqueeze(1)
+        count = problem.output_count(inputs)
         solver = fitted.whiten.inverse / fitted.whiten.scale
         curvature = -fitted.ridge * solver @ solver.T  # F in whitened coordinates
         curvature.diagonal().add_(1.0)
@@ -190,10 +180,10 @@ class LeafSandwich(PrimalSandwich):
             white = fitted.whiten(rows)
             lengths.append(rows.square().sum(2).to(problem.dtype))
             forms.append(((white @ curvature.to(white.dtype)) * white).sum(2).to(problem.dtype))
-        outside = (features.squares(inputs, ones.expand(-1, size, -1)) - torch.cat(lengths)).clamp_min(0.0)
+        outside = (features.squared_lengths(inputs) - torch.cat(lengths)).clamp_min(0.0)
         laplace = found.covariances["laplace"].diagonal(dim1=1, dim2=2)
         spread = torch.cat(forms).clamp_min(torch.finfo(torch.float32).eps * laplace)  # z A F A z^T
-        first, third = features.outer(inputs, count)
+        first, third = features.curvature_outside(inputs, count)
         damped = fitted.ridge + (third / first.clamp_min(torch.finfo(first.dtype).tiny)).sqrt()
         root = (1.0 + first / damped.square() / spread).sqrt()
         for name, covariance in found.covariances.items():
@@ -222,7 +212,7 @@ class LeafCore(AdditiveStructure):
     largest: int = 1024
     seed: int = 0
 
-    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots) -> FittedPrimal:
         """Find the directions, then run the primal algebra along them."""
         model = problem.network.model
         if not isinstance(model, LeafSum):
@@ -234,7 +224,7 @@ class LeafCore(AdditiveStructure):
         r = max(1, min(wanted, leaves, problem.n * (problem.k if width == 1 else 1)))
         features = LeafFeatures(model, *leading_directions(problem, model, r, self.seed))
         need, what = primal_bytes(features.size), f"a core of {features.size} directions"
-        left = setting_aside(problem, need, what, "Lower `size`.")
+        left = reserve_memory(problem, need, what, "Lower `size`.")
         features.notes.append(
             f"{features.size} leading directions of {problem.selection.size} leaf values; what lies outside of them "
             "counts by its length, and by the curvature there as random sums of training rows measure it"
@@ -252,7 +242,7 @@ class LeafCore(AdditiveStructure):
         r = max(1, min(self._wanted(sizes.d, 1, sizes.limit), sizes.d, sizes.numbers))
         sample, square = min(sizes.n, SAMPLE / sizes.k), float(r) ** 2
         gather = GATHER * sizes.entries * r  # for each row
-        rows = kept_bytes(sizes, r, 4, primal_bytes(r))
+        rows = cached_rows_bytes(sizes, r, 4, primal_bytes(r))
         algebra = algebra_bytes(sizes, r, rows, 3.0 * min(ROW_BYTES, 4.0 * sizes.numbers * r))
         directions = 50.0 * sample * sizes.entries + sizes.d * (LEAF_BYTES * r + 32.0 * SUMS)
         search = (2 * ITERATIONS + 2) * sample * gather + 12.0 * (ITERATIONS + 1) * sizes.d * square
@@ -307,8 +297,7 @@ def sampled_leaves(problem: Linearization, model: LeafSum) -> tuple[Bags, Bags, 
     step = max(1, -(-problem.n * k // SAMPLE))
     read = problem.read("leaves")
     leaves = torch.cat([batch.inputs["leaves"][-batch.start % step :: step] for batch in read]).long()
-    roots = problem.hessian_roots
-    curved = model.scale.new_ones(len(leaves), len(model.base)) if roots is None else roots[::step].square().sum(2)
+    curved = problem.hessian_roots[::step].square().sum(2)
     output = torch.zeros(leaves.shape[1], dtype=torch.int64, device=leaves.device)
     if model.outputs is None:
         curved = curved.mean(1, keepdim=True)
@@ -333,6 +322,7 @@ def _starts(places: Tensor, count: int) -> Tensor:
 class LeafAuto(Auto):
     """Exact where it fits in memory and takes a few seconds, else the leading directions of the leaves."""
 
-    most: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}  # lower than for networks: the core is as good
-    otherwise: ClassVar[Structure] = LeafCore()
+    # lower than for networks: the core is as good
+    most_operations: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}
+    fallback: ClassVar[Structure] = LeafCore()
     primal_first: ClassVar[bool] = True  # such a fit can be loaded and predict without the training data

@@ -14,12 +14,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import (
-    CACHE_SHARE,
-    Cotangents,
-    Features,
     LayerGradients,
-    TrainingRows,
-    groups_within_memory,
     working_precision,
 )
 from whence.curvature.base import (
@@ -29,17 +24,17 @@ from whence.curvature.base import (
     Meats,
     NewtonStep,
     Predicted,
-    RidgePath,
     Sandwich,
+    multiple_of_hessians,
     singular,
-    times_noise,
 )
 from whence.curvature.cost import ProblemSizes
+from whence.curvature.features import CACHE_SHARE, Features, TrainingRows
+from whence.curvature.ridge import path_from_curvature, path_from_losses
 from whence.curvature.rotation import Basis, BasisView
 from whence.data.batches import Inputs
-from whence.jacobian.gradients import Block
-from whence.jacobian.linearization import Folds, Linearization
-from whence.linalg import NARROWEST, add_gram, eigenvectors, inverse_norm, mirror, panels, solve_lower
+from whence.jacobian.linearization import Linearization
+from whence.linalg import NARROWEST, add_gram, inverse_norm, mirror, panels, solve_lower
 from whence.runtime.model_state import rounded_products
 
 QR_SIZE = 2048  # largest number of features factored by QR of the cached rows: it does not square the condition number
@@ -51,7 +46,7 @@ FEW_FEATURES = 512  # up to this number, single-precision rows are whitened in t
 class Projected:
     """Features z: chosen coordinates of U^T phi over all blocks. Bases may have fewer columns than rows."""
 
-    stream: LayerGradients
+    gradients: LayerGradients
     bases: Sequence[Basis]  # of each block
     indices: Sequence[Tensor]  # flat positions among each block's coordinates
     notes: list[str]
@@ -64,13 +59,9 @@ class Projected:
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which examples, rows (n, k, r))."""
-        return self.project(inputs, self.stream.identity(outputs), outputs)
-
-    def project(self, inputs: Inputs, cotangents: Cotangents, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (which examples, features (n, c, r)) of the gradients of c combinations of the outputs."""
-        precision = working_precision(self.stream.problem)
-        for chunk in self.stream.of(inputs, cotangents, count):
-            rows = torch.empty(len(chunk.outputs), count, self.size, dtype=precision, device=chunk.outputs.device)
+        precision = working_precision(self.gradients.problem)
+        for chunk in self.gradients.of(inputs, self.gradients.identity(outputs), outputs):
+            rows = torch.empty(len(chunk.outputs), outputs, self.size, dtype=precision, device=chunk.outputs.device)
             parts = rows.split([len(index) for index in self.indices], 2)
             for tangent, basis, index, into in zip(chunk.tangents, self.bases, self.indices, parts, strict=True):
                 if len(index):
@@ -80,23 +71,23 @@ class Projected:
 
     def weights(self) -> Tensor:
         """The network's weights in these coordinates, (r,)."""
-        return self._along(self.stream.problem.selection.detached(), torch.float64)
+        return self._coordinates(self.gradients.problem.selection.detached(), torch.float64)
 
     def into(self, vectors: Tensor) -> Tensor:
         """U^T v: vectors (..., d) over the selected weights to these coordinates (..., r)."""
-        return self._along(self.stream.problem.selection.unflatten(vectors))
+        return self._coordinates(self.gradients.problem.selection.unflatten(vectors))
 
-    def _along(self, parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    def _coordinates(self, parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
         parts = []
         for basis, index in zip(self.bases, self.indices, strict=True):
             matrix = basis.block.to_matrix(parameters).to(dtype=dtype)
             moved = basis.to(matrix.dtype).into(matrix)
             parts.append(moved.flatten(moved.ndim - len(basis.shape))[..., index])
-        return torch.cat(parts, dim=-1).to(self.stream.problem.dtype)
+        return torch.cat(parts, dim=-1).to(self.gradients.problem.dtype)
 
     def lift(self, step: Tensor) -> Tensor:
         """U z: from coordinates (..., r) back to the selected weights (..., d)."""
-        return self.stream.flatten(self.lifted(step), *step.shape[:-1])
+        return self.gradients.flatten(self.lifted(step), *step.shape[:-1])
 
     def lifted(self, step: Tensor) -> Iterator[Tensor]:
         """As `lift`, but one matrix for each block: all at once may not fit in memory."""
@@ -107,139 +98,9 @@ class Projected:
             yield basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))
 
 
-def sketch_features(stream: LayerGradients, size: int, seed: int) -> Projected:
-    """Random projections of the gradients to about `size` features, the same in every call up to rounding."""
-    problem = stream.problem
-    generator = torch.Generator("cpu").manual_seed(seed)
-    shares = allot([block.numel for block in stream.blocks], size)
-    bases = [draw(block, share, generator) for block, share in zip(stream.blocks, shares, strict=True)]
-    moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
-    indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
-    return Projected(stream, moved, indices, list(stream.notes), orthonormal=False)
-
-
-def allot(sizes: Sequence[int], total: int) -> list[int]:
-    """Distribute features over blocks: small blocks are kept whole, the rest share evenly.
-
-    Examples:
-        >>> allot([10, 1000, 1000], 110)
-        [10, 50, 50]
-    """
-    shares = [0] * len(sizes)
-    left = total
-    for rank, at in enumerate(sorted(range(len(sizes)), key=lambda at: sizes[at])):
-        shares[at] = min(sizes[at], max(1, left // (len(sizes) - rank)))
-        left -= shares[at]
-    return shares
-
-
-def draw(block: Block, share: int, generator: torch.Generator) -> Basis:
-    """A random basis of about `share` coordinates with U U^T equal to the identity on average."""
-    if share >= block.numel:
-        return Basis(block)
-    if block.kind != "kronecker":
-        columns = max(1, share // math.prod(block.matrix_shape[:-1]))
-        return Basis(block, inputs=orthonormal(1, block.matrix_shape[-1], columns, generator)[0])
-    e, o, i = block.matrix_shape
-    each = max(1, share // e)
-    above = min(o, max(1, round(each**0.5)))
-    below = min(i, max(1, each // above))
-    above = min(o, max(1, each // below))
-    return Basis(block, orthonormal(e, i, below, generator), orthonormal(e, o, above, generator))
-
-
-def orthonormal(groups: int, size: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Random orthonormal columns scaled so that U U^T is the identity on average: (groups, size, columns)."""
-    normal = torch.randn(groups, size, columns, generator=generator, dtype=torch.float64, device="cpu")
-    vectors: Tensor = torch.linalg.qr(normal).Q
-    scaled: Tensor = vectors * math.sqrt(size / columns)
-    return scaled
-
-
 def primal_bytes(r: int) -> float:
     """Memory of the primal algebra on r features."""
     return 9.0 * r * r * 8
-
-
-POINTS = 49
-DECADES = (-9.0, 3.0)  # range of the grid of ridges: powers of ten times the largest eigenvalue
-
-
-def ridge_grid(values: Tensor) -> Tensor:
-    """Ridges from far below to far above the eigenvalues of the curvature."""
-    top = max(float(values.max()), torch.finfo(values.dtype).tiny)
-    return top * torch.logspace(*DECADES, POINTS, dtype=values.dtype, device=values.device)
-
-
-def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str]) -> RidgePath:
-    """Leave-one-out error over ridges, from rows q rotated into the eigenvectors of F.
-
-    For each ridge: e_i = y_i - q_i b with b = (S + lambda)^-1 sum_i q_i^T y_i, H_ii = q_i (S + lambda)^-1 q_i^T and
-    u_i = (I - H_ii)^-1 e_i. Here i is an example, one position or output of an example, or a whole group.
-    """
-    problem, label, weights = rows.problem, "leave-one-out path", rows.features.weights()
-    values, vectors = (part.to(curvature.dtype) for part in eigenvectors(curvature, "the curvature", notes))
-    # signs of eigenvectors are arbitrary: all processes take those of one
-    problem.passes.process_group.broadcast([values, vectors], 0, label)
-
-    def rotated(where: slice | Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows (n, k, r), and the targets (n, k) of the linearized model."""
-        wide = some.to(vectors.dtype)
-        return wide @ vectors, problem.residuals[where] + wide @ weights
-
-    along, ridges = torch.zeros_like(values), ridge_grid(values)
-    for where, some in rows.read(label, {"cross": along}, [vectors]):
-        along += torch.einsum("nkp,nk->p", *rotated(where, some))
-    sums, folds, groups = torch.zeros_like(ridges), problem.folds, problem.folds.groups
-    if groups is None:
-        for where, some in rows.read(label, {"sums": sums}, [vectors, along, ridges]):
-            sums += _errors(ridges, values, along, folds, *rotated(where, some))
-    else:
-
-        def joined(where: Tensor, some: Tensor) -> Tensor:
-            some, targets = rotated(where, some)
-            return torch.cat([some, targets.unsqueeze(2)], 2)
-
-        for _, both in rows.of_groups(label, groups, len(values) + 1, [vectors], joined):
-            sums += _errors(ridges, values, along, folds, both[..., :-1], both[..., -1])
-    return RidgePath(ridges, sums / problem.n)
-
-
-def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, notes: list[str]) -> RidgePath:
-    """Leave-one-out error over ridges, from the kernel (n k, n k) and the targets (n, k) of the linearized model.
-
-    u_i = C_ii^-1 (C y)_i with C = (K + lambda)^-1 and its diagonal blocks C_ii, of examples, of their positions or
-    outputs, or of whole groups.
-    """
-    values, vectors = (part.to(kernel.dtype) for part in eigenvectors(kernel, "the kernel", notes))
-    rows, along, groups = vectors.reshape(*targets.shape, -1), vectors.T @ targets.reshape(-1), problem.folds.groups
-    ridges = ridge_grid(values)
-    parts = (
-        [rows]
-        if groups is None
-        else (rows[members].flatten(1, 2) for members in groups_within_memory(groups, problem, len(values)))
-    )
-    errors = sum((_errors(ridges, values, along, problem.folds, part) for part in parts), torch.zeros_like(ridges))
-    return RidgePath(ridges, errors / problem.n)
-
-
-def _errors(
-    ridges: Tensor, values: Tensor, along: Tensor, folds: Folds, rows: Tensor, targets: Tensor | None = None
-) -> Tensor:
-    """(g,) sums of squared leave-one-out residuals at each ridge: from the curvature if targets are given, else from C.
-
-    Infinite if a leverage reaches one to machine precision.
-    """
-    errors = []
-    for ridge in ridges:
-        weights = 1.0 / (values + ridge)
-        blocks, vectors = folds.blocks((rows * weights) @ rows.transpose(1, 2)), rows @ (along * weights)
-        if targets is not None:
-            eye = torch.eye(blocks.shape[1], dtype=blocks.dtype, device=blocks.device)
-            blocks, vectors = eye - blocks, targets - vectors
-        solved = torch.linalg.solve_ex(blocks, folds.parts(vectors).unsqueeze(-1)).result
-        errors.append(solved.square().sum().nan_to_num(nan=torch.inf))
-    return torch.stack(errors)
 
 
 @dataclass(frozen=True)
@@ -271,7 +132,7 @@ def feature_curvature(rows: TrainingRows) -> tuple[Tensor, Tensor]:
     state = {"curvature": curvature, "score": score}
     for where, some in rows.read("curvature", state, [rows.features.weights()]):
         with rounded_products(False):  # TF32 has too few digits to invert nearly dependent features
-            add_gram(curvature, rows.curved(where, some).flatten(0, 1))
+            add_gram(curvature, rows.times_hessian_roots(where, some).flatten(0, 1))
         score += (problem.residuals[where].to(some.dtype).flatten() @ some.flatten(0, 1)).to(score.dtype)
     return mirror(curvature), score
 
@@ -281,14 +142,14 @@ def leverages(rows: TrainingRows, whiten: Whitening, step: Tensor) -> tuple[Tens
     problem = rows.problem
     blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
     change = torch.zeros_like(problem.outputs)
-    curvature = None if problem.hessian_roots is None else torch.zeros_like(whiten.inverse)
+    curvature = None if problem.identity_hessians else torch.zeros_like(whiten.inverse)
     state = {"leverage_blocks": blocks, "change": change, **({} if curvature is None else {"curvature": curvature})}
     for where, some in rows.read("leverage", state, [whiten.scale, whiten.inverse, step]):
         white = whiten(some)
         blocks[where] = (white @ white.mT).to(blocks.dtype)
         change[where] = (some @ step.to(some.dtype)).to(change.dtype)
         if curvature is not None:
-            add_gram(curvature, rows.curved(where, white).flatten(0, 1))
+            add_gram(curvature, rows.times_hessian_roots(where, white).flatten(0, 1))
     return blocks, change, None if curvature is None else mirror(curvature)
 
 
@@ -353,9 +214,10 @@ class FittedPrimal(FittedCurvature):
         rows, path = TrainingRows(problem, features), None
         curvature, score = feature_curvature(rows)
         if ridge is None:
-            path = path_from_curvature(curvature, rows, features.notes)
+            squared = problem.identity_hessians
+            path = path_from_curvature(curvature, rows, features.notes) if squared else path_from_losses(rows)
             ridge = path.best
-        whiten = factored(curvature, ridge, rows)
+        whiten = factorize(curvature, ridge, rows)
         # meats are summed in these coordinates, so all processes need the same ones
         problem.passes.process_group.broadcast([whiten.scale, whiten.inverse], 0, "curvature")
         downhill = (score - ridge * features.weights()) / whiten.scale
@@ -385,12 +247,11 @@ class FittedPrimal(FittedCurvature):
 
     def sandwich(self, meats: Meats) -> PrimalSandwich:
         """Meats in whitened coordinates; Ho's is already known if its weights are a multiple of the Hessians."""
-        roots, known = dict(meats.roots), self.white_curvature
-        times = None if known is None else times_noise(roots.get("ho"), self.problem.hessian_roots, known)
-        if times is not None:
+        roots, ho, known = dict(meats.roots), dict[str, Tensor](), self.white_curvature
+        if known is not None and (times := multiple_of_hessians(roots["ho"], self.problem)) is not None:
             del roots["ho"]
+            ho = {"ho": known if times == 1.0 else times * known}
         matrices, total = whitened_meats(self.rows, self.whiten, replace(meats, roots=roots))
-        ho = {} if known is None or times is None else {"ho": known if times == 1.0 else times * known}
         return PrimalSandwich(self, {**ho, **matrices}, total)
 
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
@@ -398,7 +259,7 @@ class FittedPrimal(FittedCurvature):
         problem, size, given = self.problem, self.features.size, [self.whiten.scale, self.whiten.inverse]
         need = 3.0 * groups.total * size * problem.outputs.element_size()
         problem.budget.require(need, f"{groups.total} groups", "Make fewer groups.")
-        read = self.rows.of_groups("groups", groups.index, size, given, lambda _, rows: self.whiten(rows))
+        read = self.rows.read_groups("groups", groups.index, size, given, lambda _, rows: self.whiten(rows))
         yield from ((members, white @ white.mT) for members, white in read)
 
     def alignments(self, inputs: Inputs) -> Alignments:
@@ -452,7 +313,7 @@ class FittedPrimal(FittedCurvature):
             yield where, (flat.to(rows.dtype) @ rows.flatten(0, 1).T).reshape(m, k, -1, self.problem.k)
 
 
-def factored(curvature: Tensor, ridge: float, rows: TrainingRows) -> Whitening:
+def factorize(curvature: Tensor, ridge: float, rows: TrainingRows) -> Whitening:
     """The factored inverse of F_lam, from the curvature F, or by QR of the rows for accuracy."""
     diagonal = curvature.diagonal() + ridge
     eps = torch.finfo(curvature.dtype).eps * len(diagonal)
@@ -487,14 +348,13 @@ def factored(curvature: Tensor, ridge: float, rows: TrainingRows) -> Whitening:
 
 def factor_by_qr(rows: TrainingRows, scale: Tensor, ridge: float) -> Tensor:
     """The triangle C of D^-1 F_lam D^-1 = C C^T from the rows themselves, with the penalty as extra rows."""
-    problem, roots = rows.problem, rows.problem.hessian_roots
-    each = problem.k if roots is None else roots.shape[2]
-    mine = problem.local_rows
+    problem, mine = rows.problem, rows.problem.local_rows
+    each = problem.hessian_roots.shape[2]
     numbers = (mine.stop - mine.start) * each
     penalty = len(scale) if ridge > 0 else 0
     stacked = scale.new_zeros(numbers + penalty, len(scale))  # large: filled in place
     for where, some in rows.read("curvature"):
-        part = rows.curved(where, some) / scale
+        part = rows.times_hessian_roots(where, some) / scale
         stacked[(where.start - mine.start) * each : (where.stop - mine.start) * each] = part.reshape(-1, len(scale))
     if problem.n * each + penalty < len(scale):
         raise singular(ridge, len(scale) - problem.n * each - penalty, len(scale))
@@ -535,7 +395,7 @@ class PrimalSandwich(Sandwich):
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 
-def kept_bytes(sizes: ProblemSizes, r: int, item: int, needed: float) -> float:
+def cached_rows_bytes(sizes: ProblemSizes, r: int, item: int, needed: float) -> float:
     """Bytes of r features of all training examples, if they stay in memory beside the `needed` bytes, else zero."""
     held = sizes.numbers * r <= CACHE_SHARE * max(sizes.limit - needed, 0.0) / sizes.item
     return float(sizes.numbers) * r * item if held else 0.0

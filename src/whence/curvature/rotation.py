@@ -147,7 +147,7 @@ class Full:
 
     def matrices(self) -> Tensor:
         """The gradients as (n, c, *shape)."""
-        return raised(self._trimmed(self.values))
+        return without_half(self._trimmed(self.values))
 
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, *shape)."""
@@ -178,7 +178,7 @@ class Full:
 
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
-        values = raised(self.values)
+        values = without_half(self.values)
         return Full(weights.transpose(1, 2).to(values.dtype) @ values, self.shape, self.padding)
 
     def gather(self, index: Tensor) -> Tensor:
@@ -294,11 +294,12 @@ class Basis:
 
     def solve(self, damped: DiagonalMoments, matrices: Tensor) -> Tensor:
         """F_lam^-1 v for matrices (..., *block.matrix_shape), given s + lambda in this basis."""
-        basis, weights = self.to(matrices.dtype), 1.0 / damped.inside
+        basis, weights = self.to(matrices.dtype), damped.inverse()
         if not self.outside:
-            return basis.out_of(basis.into(matrices) * weights.to(matrices.dtype))
-        rest = 1.0 / damped.outside  # applied everywhere and subtracted inside: needs no second matrix
-        return basis.out_of(basis.into(matrices) * (weights - rest).to(matrices.dtype)).add_(matrices, alpha=rest)
+            return basis.out_of(basis.into(matrices) * weights.inside.to(matrices.dtype))
+        rest = weights.outside  # applied everywhere and subtracted inside: needs no second matrix
+        inside = (weights.inside - rest).to(matrices.dtype)
+        return basis.out_of(basis.into(matrices) * inside).add_(matrices, alpha=rest)
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Basis:
         """The same basis in another precision, optionally on another device."""
@@ -317,19 +318,35 @@ class DiagonalMoments:
         """Multiply by a factor."""
         return DiagonalMoments(factor * self.inside, factor * self.outside)
 
+    def empty_directions(self, basis: Basis) -> int:
+        """Number of directions of the block without any gradient."""
+        return int((self.inside <= 0).sum()) + basis.outside * (self.outside <= 0)
+
+    def over(self, other: DiagonalMoments) -> DiagonalMoments:
+        """Divide by other moments, direction by direction."""
+        return DiagonalMoments(self.inside / other.inside, self.outside / other.outside)
+
+    def inverse(self) -> DiagonalMoments:
+        """One over these moments."""
+        return DiagonalMoments(1.0 / self.inside, 1.0 / self.outside)
+
+    def trace(self, basis: Basis) -> float:
+        """The sum over all directions of the block."""
+        return float(self.inside.sum()) + basis.outside * self.outside
+
     def damped(self, ridge: float) -> DiagonalMoments:
         """Add a ridge; outside, a zero becomes one, to allow division."""
         return DiagonalMoments(self.inside + ridge, self.outside + ridge or 1.0)
 
 
-def raised(values: Tensor) -> Tensor:
+def without_half(values: Tensor) -> Tensor:
     """Convert half precision to float32; squares in bfloat16 would keep only two digits."""
     return values.float() if values.dtype in HALVES else values
 
 
-def halved(values: Tensor) -> Tensor:
+def half_on_gpu(values: Tensor) -> Tensor:
     """Keep half precision on a GPU, whose products are in single precision; else convert it to float32."""
-    return values if values.is_cuda else raised(values)
+    return values if values.is_cuda else without_half(values)
 
 
 def outer(a: Tensor, g: Tensor) -> Tensor:
@@ -387,24 +404,24 @@ def times(values: Tensor, matrix: Tensor) -> Tensor:
 def rotated_values(tangent: Dense | Rows, basis: Basis) -> Full | Sparse:
     """Gradients that are not sums of outer products, in the coordinates of a basis."""
     if isinstance(tangent, Dense):
-        values = raised(tangent.values)
+        values = without_half(tangent.values)
         if basis.inputs is not None:  # as one product, not example by example
             values = (values.flatten(0, 1) @ basis.inputs.to(values.dtype)).unflatten(0, values.shape[:2])
         return Full(values, basis.shape)
     rows, examples, values = tangent.aggregate()
-    values = raised(values)
+    values = without_half(values)
     moved = values if basis.inputs is None else values @ basis.inputs
     return Sparse(rows, examples, moved, tangent.index.shape[0], basis.shape)
 
 
-def energy(tangent: Kronecker) -> Tensor:
+def gram_matrices(tangent: Kronecker) -> Tensor:
     """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
     g, moved = _with_inputs(tangent)
     return product(moved, g.transpose(1, 2))
 
 
-def lengths(tangent: Kronecker) -> Tensor:
-    """Squared lengths of the gradients, (n, c): only the diagonals of `energy`."""
+def squared_lengths(tangent: Kronecker) -> Tensor:
+    """Squared lengths of the gradients, (n, c): only the diagonals of `gram_matrices`."""
     g, moved = _with_inputs(tangent)
     products = g * moved
     return products.sum(2, dtype=torch.float32 if products.dtype in HALVES else None)
@@ -414,7 +431,7 @@ def _with_inputs(tangent: Kronecker) -> tuple[Tensor, Tensor]:
     """(n, c, e t o) g, and sum_s <a_t, a_s> g_s; their inner products are those of the gradient matrices."""
     a, g = promoted(tangent.inputs(), tangent.grads())
     if tangent.positions == 1:
-        a, g = raised(a), raised(g)
+        a, g = without_half(a), without_half(g)
         return g.flatten(2), (g * a.square().sum(-1, keepdim=True).unsqueeze(1)).flatten(2)
     inner = product(a, a.transpose(-1, -2))
     if g.dtype in HALVES:  # beyond the range of float16
@@ -430,18 +447,18 @@ def _with_inputs(tangent: Kronecker) -> tuple[Tensor, Tensor]:
     return g.flatten(2), moved.flatten(2)
 
 
-def total(tangent: Tangent, weights: Tensor) -> Tensor:
+def weighted_sum(tangent: Tangent, weights: Tensor) -> Tensor:
     """Sum of the gradients of all examples and cotangents with weights (n, c), shaped as the block's matrix."""
     if isinstance(tangent, Dense):
-        values = raised(tangent.values).flatten(0, 1)
+        values = without_half(tangent.values).flatten(0, 1)
         return weights.flatten().to(values.dtype) @ values
     if isinstance(tangent, Rows):
-        grads = raised(tangent.grads)
+        grads = without_half(tangent.grads)
         rows = torch.einsum("nc,nctd->ntd", weights.to(grads.dtype), grads).flatten(0, 1)
         return rows.new_zeros(tangent.block.matrix_shape).index_add_(0, tangent.index.flatten(), rows)
     g = tangent.grads()
     if not (g.is_cuda and g.dtype == torch.float16):
-        g = raised(g)
+        g = without_half(g)
         return tangent.a.total(mix(g, weights.to(g.dtype).unsqueeze(2)).squeeze(1))
     unit, size = scaled(weights, math.inf)
     return tangent.a.total(mix(g, unit.to(g.dtype).unsqueeze(2)).squeeze(1).float()) * size
@@ -453,24 +470,24 @@ def scaled(values: Tensor, order: float = 2.0) -> tuple[Tensor, Tensor]:
     return values / torch.where(size > 0, size, 1.0), size
 
 
-def along(tangent: Tangent, direction: Tensor) -> Tensor:
+def directional_derivatives(tangent: Tangent, direction: Tensor) -> Tensor:
     """Inner products of the gradients with a direction shaped as the block's matrix: (n, c)."""
     if isinstance(tangent, Dense):
-        values = raised(tangent.values)
+        values = without_half(tangent.values)
         return values @ direction.to(values.dtype)
     if isinstance(tangent, Rows):
-        grads = raised(tangent.grads)
+        grads = without_half(tangent.grads)
         return torch.einsum("nctd,ntd->nc", grads, direction.to(grads.dtype)[tangent.index])
     g = tangent.grads()
     unit, size = scaled(direction) if g.dtype in HALVES else (direction, 1.0)
     return inner_products(*promoted(g, tangent.a.project(unit.transpose(-1, -2)))) * size
 
 
-def combine(tangent: Tangent, weights: Tensor) -> Tangent:
+def mix_cotangents(tangent: Tangent, weights: Tensor) -> Tangent:
     """Other cotangents as combinations of those pulled back: weights (n, c, q)."""
 
     def mixed(g: Tensor) -> Tensor:
-        wide = raised(g)
+        wide = without_half(g)
         return mix(wide, weights.to(wide.dtype))
 
     if isinstance(tangent, Kronecker):
@@ -492,7 +509,7 @@ class BasisView:
     def __init__(self, tangent: Tangent, basis: Basis, rounded: bool = False, coarse: bool = False) -> None:
         self.tangent, self.basis, self.rounded, self.coarse = tangent, basis, rounded, coarse
         self._inputs: Tensor | None = None  # layer inputs in the basis, before rounding to bfloat16
-        self._energy: Tensor | None = None
+        self._gram_matrices: Tensor | None = None
 
     @property
     def complete(self) -> bool:
@@ -527,17 +544,17 @@ class BasisView:
         else:
             yield from self._formed(a, mix(g, weights.to(g.dtype)))
 
-    def energy(self) -> Tensor:
+    def gram_matrices(self) -> Tensor:
         """Inner products of every example's gradients, (n, c, c); only of the part outside, if products are rounded."""
-        if self._energy is None:
-            self._energy = functools.reduce(torch.add, map(energy, self._measured()))
-        return self._energy
+        if self._gram_matrices is None:
+            self._gram_matrices = functools.reduce(torch.add, map(gram_matrices, self._measured()))
+        return self._gram_matrices
 
-    def lengths(self) -> Tensor:
-        """Only the diagonals of `energy`, (n, c)."""
-        if self._energy is not None:
-            return torch.diagonal(self._energy, dim1=1, dim2=2)
-        return functools.reduce(torch.add, map(lengths, self._measured()))
+    def squared_lengths(self) -> Tensor:
+        """Only the diagonals of `gram_matrices`, (n, c)."""
+        if self._gram_matrices is not None:
+            return torch.diagonal(self._gram_matrices, dim1=1, dim2=2)
+        return functools.reduce(torch.add, map(squared_lengths, self._measured()))
 
     def _measured(self) -> list[Kronecker]:
         """Tangents with the squared lengths outside the basis, or of whole gradients if products are exact."""
@@ -559,7 +576,7 @@ class BasisView:
         if tangent.positions != 1:
             return None
         a, g = _project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs)
-        return Factored(raised(a).squeeze(2), raised(g).squeeze(3))
+        return Factored(without_half(a).squeeze(2), without_half(g).squeeze(3))
 
     @cached_property
     def _factors(self) -> tuple[Tensor, Tensor]:
@@ -571,7 +588,7 @@ class BasisView:
         a, g = _project(tangent.a, inputs), _project(tangent.g, self.basis.outputs)
         self._inputs = None if self.complete else a[..., :kept]
         if not self.coarse or inputs is None:
-            return raised(a), raised(g)
+            return without_half(a), without_half(g)
         rows = tangent.cotangents * self.basis.shape[1]
         fewer = rows * kept < tangent.positions * (rows + kept)  # matrices have fewer numbers than factors
         if fewer and a.dtype == g.dtype == torch.float16:
@@ -600,15 +617,15 @@ class Weights:
     rounded: bool
 
     @classmethod
-    def of(cls, basis: Basis, pairs: Iterable[tuple[Tensor, float]], count: int, dtype: torch.dtype) -> Weights:
-        """Weights inside and outside for `count` estimators; only one of them in float64 at a time."""
+    def of(cls, basis: Basis, weights: Iterable[DiagonalMoments], count: int, dtype: torch.dtype) -> Weights:
+        """Weights of `count` estimators; only one of them in float64 at a time."""
         inside, outside, rounded = torch.empty(0, device="cpu"), [], False
-        for at, (inner, outer) in enumerate(pairs):
+        for at, one in enumerate(weights):
             if at == 0:
-                rounded = products_are_rounded(inner.device)
-                inside = torch.empty(count, *inner.shape, dtype=dtype, device=inner.device)
-            inside[at] = inner if rounded or not basis.outside else inner - outer
-            outside.append(outer)
+                rounded = products_are_rounded(one.inside.device)
+                inside = torch.empty(count, *one.inside.shape, dtype=dtype, device=one.inside.device)
+            inside[at] = one.inside if rounded or not basis.outside else one.inside - one.outside
+            outside.append(one.outside)
         return cls(basis, inside, inside.new_tensor(outside).reshape(-1, 1, 1, 1), rounded)
 
     @cached_property
@@ -619,12 +636,12 @@ class Weights:
     def variances(self, view: BasisView) -> Tensor:
         """Weighted squared lengths of the gradients, (w, n, c)."""
         found = torch.cat([self.inside_of(rotated, crossed=False) for _, rotated in view.chunks()], 1)
-        return found if view.complete else found + self.outside.squeeze(-1) * view.lengths()
+        return found if view.complete else found + self.outside.squeeze(-1) * view.squared_lengths()
 
     def grams(self, view: BasisView) -> Tensor:
         """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
         found = torch.cat([self.inside_of(rotated, crossed=True) for _, rotated in view.chunks()], 1)
-        return found if view.complete else found.add_(self.outside * view.energy())
+        return found if view.complete else found.add_(self.outside * view.gram_matrices())
 
     def inside_of(self, rotated: Rotated, crossed: bool) -> Tensor:
         """Weighted inner products inside the basis, (w, n, c, c), or only the squared lengths, (w, n, c)."""
@@ -637,7 +654,7 @@ def formed_bytes(tangent: Kronecker, room: float) -> float:
     Zero for a single position, or if chunks of matrices take less than `room`.
     """
     e, o, i = tangent.block.matrix_shape
-    grads = raised(tangent.grads())
+    grads = without_half(tangent.grads())
     chunk = 2.0 * grads.element_size() * CHUNK_NUMBERS["cuda" if grads.is_cuda else "cpu"]
     return 0.0 if tangent.positions == 1 or chunk <= room else 2.0 * grads.element_size() * e * o * i
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from whence.curvature.rotation import Basis, Factored, Full, Rotated, Sparse, Weights, slices, times
 
 
-def leading(basis: Basis, size: int | None) -> Basis | None:
+def leading_basis(basis: Basis, size: int | None) -> Basis | None:
     """The last `size` directions (all if `None`) of each side of a basis; `None` if the meats keep one basis."""
     sides = basis.tensors
     if basis.inputs is None or basis.block.kind == "rows" or (basis.block.kind == "kronecker" and len(sides) < 2):
@@ -24,7 +24,7 @@ def leading(basis: Basis, size: int | None) -> Basis | None:
     return Basis(basis.block, *(one[..., 0 if size is None else -size :].contiguous() for one in sides))
 
 
-def last(shape: Sequence[int]) -> tuple[Any, ...]:
+def last_coordinates(shape: Sequence[int]) -> tuple[Any, ...]:
     """Index of the last coordinates on every side, as many as `shape` says."""
     return (..., *(slice(-size, None) for size in shape))
 
@@ -34,7 +34,7 @@ def leading_part(rotated: Rotated, shape: Sequence[int]) -> Factored | Full:
     assert not isinstance(rotated, Sparse)
     if isinstance(rotated, Factored):
         return Factored(rotated.a[..., -shape[2] :], rotated.g[..., -shape[1] :])
-    matrices = rotated.matrices()[last(shape)]
+    matrices = rotated.matrices()[last_coordinates(shape)]
     return Full(matrices.flatten(2), matrices.shape[2:])
 
 
@@ -68,7 +68,7 @@ class TwoBasisWeights(Weights):
     @classmethod
     def add_to(cls, plain: Weights, rotation: Basis, meats: Mapping[int, Tensor], solved: Tensor) -> TwoBasisWeights:
         """Move the leading coordinates of some meats to their own basis, with D by position in `meats`."""
-        inside, where = plain.inside.clone(), last(rotation.shape)
+        inside, where = plain.inside.clone(), last_coordinates(rotation.shape)
         for at in meats:  # cancels the outside weight, which the squared length adds everywhere
             inside[at][where] = -plain.outside[at].item() if plain.basis.outside and not plain.rounded else 0.0
         chosen = torch.stack(list(meats.values())).to(inside.dtype)

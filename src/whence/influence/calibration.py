@@ -232,7 +232,7 @@ def squared_residuals(fitted: Fitted, codes: Codes, unit: float) -> Tensor:
     problem = fitted.problem
     residuals = fitted.adjusted.hec2 if codes is None else fitted.adjusted.hec3
     residuals = problem.unweighted(problem.isometric(residuals)) / unit
-    if problem.units is not None and problem.units.weights is not None:
+    if problem.units.weights is not None:
         positions = (problem.units.weights > 0).sum(1).clamp_min(1).to(residuals.dtype)
     else:
         positions = residuals.new_tensor(max(1.0, problem.counted_units / max(1, int(fitted.counted.sum()))))

@@ -47,8 +47,6 @@ def _own_change(fitted: Fitted) -> Tensor:
     residuals, adjusted, loo = fitted.weighted_residuals, fitted.adjusted.hec3, fitted.loo
     if loo.policy == "clip":
         roots, change = fitted.problem.hessian_roots, adjusted - residuals
-        if roots is None:
-            return change
         roots, change = (fitted.problem.isometric(one) for one in (roots, change))  # the inverse depends on lengths
         inverse = torch.cat([torch.linalg.pinv(some, hermitian=True) for some in few_at_once(roots @ roots.mT)])
         return (inverse @ change.unsqueeze(2)).squeeze(2)
@@ -84,8 +82,7 @@ def label_suspicion(fitted: Fitted) -> Suspicion:
     if problem.sketch is not None:
         norms = problem.unweighted(problem.isometric(problem.residuals_after(change_without(fitted)))).norm(dim=1)
         return Suspicion(norms, largest_first(norms))
-    squared_error = problem.likelihood.squared_error  # roots may be sample weights
-    if problem.hessian_roots is not None and not squared_error:
+    if not problem.likelihood.squared_error:
         change = change_without(fitted)
         score = problem.log_residuals_after(change)[0].exp()
         return Suspicion(score, largest_first(*problem.log_residuals_after(judged_change(fitted, change))))

@@ -194,7 +194,7 @@ def prepare(fitted: Fitted, counts: Tensor, relabel: Mapping[int, Tensor]) -> Ch
     rows = seen.reshape(-1, n, k)
     leverage_blocks = fitted.bread.leverage_blocks - torch.einsum("anj,anl->njl", rows, downdate.reshape(rows.shape))
     roots, least = problem.hessian_roots, torch.full_like(counts, rounding / LARGEST_ROUNDING)
-    if solved is not None and roots is not None:
+    if solved is not None:
         roots, after = roots.index_copy(0, index, solved.roots), after.index_copy(0, index, solved.residuals)
         # new leverages are differences of old ones, which are larger by orders of magnitude if the old loss was flat
         errors = torch.finfo(own.dtype).eps * own.abs().max() * solved.roots.square().sum((1, 2))
@@ -215,8 +215,7 @@ def _relabelled_residuals(fitted: Fitted, relabel: Mapping[int, Tensor]) -> Tens
 
 def _hessian_change(fitted: Fitted, index: Tensor, count: Tensor, solved: Solution | None) -> tuple[Tensor, Tensor]:
     """U (s, k, q) and the diagonal of D (s, q): the Hessians of the changed examples change by U D U^T."""
-    roots = fitted.problem.hessian_roots
-    old = fitted.problem.outputs.new_ones(len(index), fitted.problem.k).diag_embed() if roots is None else roots[index]
+    old = fitted.problem.hessian_roots[index]
     signs = (count - 1).expand(-1, old.shape[2])
     if solved is None or not bool((count > 0).any()):  # the new Hessian of a removed example counts nothing
         return old, signs
@@ -260,7 +259,7 @@ def _solve_nonlinear(
     """
     problem = fitted.problem
     likelihood, outputs = problem.likelihood, problem.outputs[index]
-    if targets is None or problem.hessian_roots is None or fitted.loo.recenter or likelihood.squared_error:
+    if targets is None or fitted.loo.recenter or likelihood.squared_error:
         return None
     old_roots, old_residuals = problem.hessian_roots[index], fitted.weighted_residuals[index]
     weights = torch.ones_like(count) if problem.sample_weights is None else problem.sample_weights[index].unsqueeze(1)
@@ -319,7 +318,7 @@ def _singular() -> SingularCurvatureError:
 
 
 def _check_leverages(
-    fitted: Fitted, counts: Tensor, roots: Tensor | None, leverage_blocks: Tensor, least_before: float, least: Tensor
+    fitted: Fitted, counts: Tensor, roots: Tensor, leverage_blocks: Tensor, least_before: float, least: Tensor
 ) -> None:
     """Raise if examples determine their own predictions after the change, but did not before.
 

@@ -25,14 +25,13 @@ from whence.likelihoods import Bernoulli, Categorical
 def check_problem(reader: Reader, problem: Linearization) -> None:
     """Check chunks, positions and sampled labels."""
     n, k, units, sketch, roots = problem.n, problem.k, problem.units, problem.sketch, problem.hessian_roots
-    reader.sizes |= {"nk": n * k, "nq": n * (k if roots is None else roots.shape[2])}
+    reader.sizes |= {"nk": n * k, "nq": n * roots.shape[2]}
     reader.require(problem.chunk_size is None or problem.chunk_size > 0, "chunk_size", "a number of examples")
     known = isinstance(problem.likelihood, (Bernoulli, Categorical)) and sketch is None
     reader.require(problem.class_targets is not None or not known, "class_targets", "there for classes")
-    if units is not None:
-        whole = min(units.shape) > 0 and units.positions * units.width == k
-        reader.require(whole, "units", f"positions of {k} outputs")
-        reader.check("units.weights", units.weights, n, units.positions)
+    whole = min(units.shape, default=1) > 0 and (sketch is not None or units.positions * units.width == k)
+    reader.require(whole, "units", f"positions of {k} outputs")
+    reader.check("units.weights", units.weights, n, units.positions)
     reader.require((sketch is None) == (problem.gram is None), "gram", "there for a fit of some columns alone")
     reader.check("gram", problem.gram, n, k, k)
     if sketch is not None:
@@ -82,33 +81,32 @@ def check_curvature(reader: Reader, bread: FittedCurvature, sandwich: Any, meats
     elif isinstance(bread, FittedSpectral):
         estimators = sorted([*meats.roots, "jackknife", "laplace"])
         reader.require(sorted(sandwich.names) == estimators, "names", "those of this version")
-        _check_blocks(reader, bread.stream)
-        spectrum = bread.spectrum
-        lists = (bread.bases, bread.rotations, sandwich.weights, spectrum.curvature, spectrum.noise)
-        each = zip(bread.stream.blocks, *lists, spectrum.score, bread.step, strict=True)
-        for block, basis, rotation, weights, curvature, noise, score, step in each:
+        _check_blocks(reader, bread.gradients)
+        each = zip(bread.gradients.blocks, bread.blocks, sandwich.weights, bread.step, strict=True)
+        for block, spectrum, weights, step in each:
+            basis = spectrum.basis
             _check_basis(reader, basis, block)
             reader.require(block.kind == "kronecker" or not basis.outside, "basis", "one that spans the block")
-            _check_weights(reader, weights, basis, rotation, len(sandwich.names))
-            for moments in (curvature, noise):
+            _check_weights(reader, weights, basis, spectrum.rotation, len(sandwich.names))
+            for moments in (spectrum.curvature, spectrum.noise):
                 reader.check("spectrum", moments.inside, *basis.shape, dtype=torch.float64)
-            for matrix in (score, step):
+            for matrix in (spectrum.score, step):
                 reader.check("step", matrix, *block.matrix_shape, dtype=torch.float64)
 
 
 def _check_features(reader: Reader, features: Projected) -> None:
-    _check_blocks(reader, features.stream)
-    for block, basis, index in zip(features.stream.blocks, features.bases, features.indices, strict=True):
+    _check_blocks(reader, features.gradients)
+    for block, basis, index in zip(features.gradients.blocks, features.bases, features.indices, strict=True):
         _check_basis(reader, basis, block)
         _check_index(reader, "indices", index, math.prod(basis.shape), len(index))
 
 
-def _check_blocks(reader: Reader, stream: LayerGradients) -> None:
+def _check_blocks(reader: Reader, gradients: LayerGradients) -> None:
     """Check that blocks have forms that the parameters of the model can have."""
-    parameters = stream.problem.selection.parameters
-    names = [name for block in stream.blocks for name in block.parameters]
+    parameters = gradients.problem.selection.parameters
+    names = [name for block in gradients.blocks for name in block.parameters]
     reader.require(sorted(names) == sorted(parameters), "blocks", "all selected parameters")
-    for block in stream.blocks:
+    for block in gradients.blocks:
         shapes = tuple(tuple(parameters[name].shape) for name in block.parameters)
         most = {"kronecker": 2, "rows": 1, "dense": len(names)}[block.kind]
         fine = block.shapes == shapes and 1 <= len(shapes) <= most

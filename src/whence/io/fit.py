@@ -181,8 +181,8 @@ def _parts(
     check_curvature(reader, bread, sandwich, meats)
     split = isinstance(sandwich, SpectralSandwich) and any(w.basis.outside and not w.rounded for w in sandwich.weights)
     if split and device.type == "cuda":  # weights that are differences need exact products
-        bread.stream.problem = replace(bread.problem, precision="float32")
-        bread = replace(bread, problem=bread.stream.problem)
+        bread.gradients.problem = replace(bread.problem, precision="float32")
+        bread = replace(bread, problem=bread.gradients.problem)
         sandwich = replace(sandwich, fitted=bread)
     if problem.sketch is not None:
         batches.sketch = problem.sketch

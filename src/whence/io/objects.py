@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from whence.curvature import FittedCurvature, Meats
-from whence.curvature.accumulate import Features, LayerGradients, LayerSizes, TrainingRows
+from whence.curvature.accumulate import LayerGradients, LayerSizes
+from whence.curvature.features import Features, TrainingRows
 from whence.curvature.leaves import LeafFeatures
 from whence.curvature.primal import Projected
 from whence.data.batches import Batches

@@ -69,13 +69,13 @@ class Linearization:
     likelihood: Likelihood
     outputs: Tensor  # (n, k) of the training examples; k counts the outputs of all positions
     residuals: Tensor  # (n, k) minus the gradient of the weighted loss in the outputs; y - f(x) for squared error
-    hessian_roots: Tensor | None  # (n, k, q) roots of the weighted loss's Hessians; None for squared error (identity)
+    hessian_roots: Tensor  # (n, k, q) roots of the weighted loss's Hessians
     sample_weights: Tensor | None  # (n,) zero for examples that the loss leaves out; None if all are one
+    units: Positions  # of the outputs of an example
     dtype: torch.dtype
     budget: Budget
     progress: Progress
     chunk_size: int | None
-    units: Positions | None = None  # the positions with outputs, if there are several
     sketch: HessianSketch | None = None
     gram: Tensor | None = None  # (n, k, k) inner products of the combinations of a sketch
     passes: Passes = field(default_factory=Passes)  # passes over the training data; several processes may share them
@@ -112,24 +112,20 @@ class Linearization:
     @property
     def width(self) -> int:
         """Number of outputs at each position; k without positions."""
-        if self.sketch is not None:
-            return self.sketch.width
-        return self.k if self.units is None else self.units.width
+        return self.units.width
 
     @property
     def counted_units(self) -> int:
         """Number of positions with weight above zero, over all training examples; of examples without positions."""
         if self.sketch is not None:
             return self.sketch.counted
-        if self.units is None:
-            return self.counted
         weights = self.units.weights
-        return self.n * self.units.positions if weights is None else int((weights > 0).sum())
+        return self.n * (self.k // self.width) if weights is None else int((weights > 0).sum())
 
     @property
     def dense(self) -> bool:
         """Whether the network has outputs at several positions of an example."""
-        return self.units is not None if self.sketch is None else self.sketch.dense
+        return bool(self.units.shape)
 
     @property
     def half(self) -> bool:
@@ -179,9 +175,19 @@ class Linearization:
     @property
     def position_weights(self) -> Tensor | None:
         """Weights (n, 1) of the examples, or (n, t) of their positions; `None` if all are one."""
-        if self.units is not None:
+        if self.sketch is None:
             return self.units.weights
         return None if self.sample_weights is None else self.sample_weights.unsqueeze(1)
+
+    @property
+    def identity_hessians(self) -> bool:
+        """Whether the Hessian of every example is the identity: squared error without weights."""
+        return self.likelihood.squared_error and self.position_weights is None and self.sketch is None
+
+    @property
+    def root_columns(self) -> int:
+        """Number q of columns of the roots that take memory: none if all Hessians are the identity."""
+        return 0 if self.identity_hessians else self.hessian_roots.shape[2]
 
     def unweighted(self, vectors: Tensor) -> Tensor:
         """Divide vectors (n, k) by the sample weights; zero for examples of weight zero."""
@@ -226,7 +232,7 @@ class Linearization:
         """
         roots, weights = self.hessian_roots, self.position_weights
         if self.class_targets is None:
-            return self.residuals - (change if roots is None else (roots @ (roots.mT @ change.unsqueeze(2))).squeeze(2))
+            return self.residuals - (roots @ (roots.mT @ change.unsqueeze(2))).squeeze(2)
         found = self.likelihood.residuals(*self._by_position(change, self.class_targets)).reshape(
             self.n, -1, self.width
         )
@@ -256,13 +262,10 @@ class Linearization:
         if self.sketch is not None:
             return self._sketched_noise(residuals, degrees_of_freedom)
         outputs, residuals = (one.reshape(-1, self.width) for one in (self.outputs, residuals))
-        roots = self.hessian_roots
-        if self.units is not None and roots is not None:
-            roots = self.units.split(roots)
+        roots = self.units.split(self.hessian_roots)
         if self.position_weights is None:
             found = self.likelihood.noise(residuals, outputs, roots, degrees_of_freedom)
         else:
-            assert roots is not None
             weights = self.position_weights.reshape(-1)
             counted = weights > 0
             size = weights[counted].sqrt().unsqueeze(1)
@@ -272,11 +275,10 @@ class Linearization:
             each = residuals.new_zeros(len(residuals), *found.roots.shape[1:])
             each[counted] = size.unsqueeze(2) * found.roots
             found = Noise(found.covariance, each, found.scale)
-        return found if self.units is None else Noise(found.covariance, self.units.join(found.roots), found.scale)
+        return Noise(found.covariance, self.units.join(found.roots), found.scale)
 
     def _sketched_noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
         """The noise of a sketched fit: one variance for all outputs, as a covariance (1, 1)."""
-        assert self.hessian_roots is not None
         numbers = self.counted_units * self.width
         plain, roots = self.isometric(residuals), self.isometric(self.hessian_roots)
         if self.sample_weights is not None:
@@ -343,7 +345,9 @@ def _loss_derivatives(
         )
     outputs, residuals, roots, weights, inner, targets = _gathered(batches, parts, network.device)
     *positions, k = shapes[0]
-    units = Positions(tuple(positions), k, None if bool((inner == 1).all()) else inner) if positions else None
+    units = Positions(tuple(positions), k, None if bool((inner == 1).all()) else inner)
+    if roots is None:
+        roots = torch.eye(outputs.shape[1], dtype=dtype, device=outputs.device).expand(len(outputs), -1, -1)
     found = {"outputs": outputs, "residuals": residuals, "hessian_roots": roots, "sample_weights": weights}
     return {**found, "units": units, "class_targets": targets}
 
@@ -395,16 +399,17 @@ def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> dict[str, 
         for batch, found in sketch.derivatives(whole, f"batch {number}"):
             chunks.append(found)
             given.append(batch.weights is not None)
-    *positions, sketch.width = _of_all_processes(batches, sketch.outputs.shape, given)[0]
+    *positions, width = _of_all_processes(batches, sketch.outputs.shape, given)[0]
     longest = max((chunk.floors.shape[1] for chunk in chunks), default=0)
     longest = max(batches.passes.process_group.all_gather_object("the outputs", longest))
     padded = [chunk.padded(longest) for chunk in chunks]
     outputs, gram, weights, counted, *labels = _gathered(batches, padded, sketch.network.device)
-    sketch.labels, sketch.dense, sketch.counted = Labels(*labels), bool(positions), int(counted.sum())
+    sketch.labels, sketch.width, sketch.counted = Labels(*labels), width, int(counted.sum())
     batches.sketch = sketch
     eye = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
     unit = {"residuals": eye[-1].expand_as(outputs), "hessian_roots": eye[:, :-1].expand(len(outputs), -1, -1)}
-    return {"outputs": outputs, **unit, "sample_weights": weights, "sketch": sketch, "gram": gram}
+    units = Positions(tuple(positions), width, None)
+    return {"outputs": outputs, **unit, "sample_weights": weights, "units": units, "sketch": sketch, "gram": gram}
 
 
 LEAST_MEMORY = 2**20  # bytes below which no fit is planned

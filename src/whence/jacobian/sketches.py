@@ -77,7 +77,6 @@ class HessianSketch:
     seed: int  # of labels and signs
     dtype: torch.dtype  # of the algebra
     width: int = 0  # outputs k at each position; 0 before the first pass
-    dense: bool = False  # whether the network has outputs at several positions
     counted: int = 0  # number of positions of training examples that count
     labels: Labels | None = None  # labels of all examples, padded to the longest; None in the first pass
 

@@ -43,7 +43,7 @@ class Likelihood(ABC):
     "sum of squared errors + lambda ||w||^2"). `whence` multiplies by the sample weights: no method here gets them.
 
     Methods get outputs and residuals (n, k), targets as `check_targets` returns them, and roots R_i (n, k, q) of the
-    loss's Hessian, `None` for the identity. Degrees of freedom are those of the fit, for an unbiased estimate of the
+    loss's Hessian. Degrees of freedom are those of the fit, for an unbiased estimate of the
     noise; `None` for maximum likelihood.
 
     Attributes:
@@ -98,12 +98,8 @@ class Likelihood(ABC):
         """How many of an example's k residuals can vary freely."""
         return outputs
 
-    def noise(
-        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
-    ) -> Noise:
+    def noise(self, residuals: Tensor, outputs: Tensor, roots: Tensor, degrees_of_freedom: float | None) -> Noise:
         """The model-based covariance of the residuals of examples that count: L_i, as for any natural link."""
-        if roots is None:
-            roots = torch.eye(residuals.shape[1], dtype=residuals.dtype, device=residuals.device).unsqueeze(0)
         return Noise(torch.einsum("nkq,njq->kj", roots, roots) / len(roots), roots)
 
     def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:

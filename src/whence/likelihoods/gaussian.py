@@ -45,9 +45,7 @@ class Gaussian(Likelihood):
         """E = y - f(x)."""
         return targets - outputs
 
-    def noise(
-        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
-    ) -> Noise:
+    def noise(self, residuals: Tensor, outputs: Tensor, roots: Tensor, degrees_of_freedom: float | None) -> Noise:
         """Sigma = E^T E / n, or its unbiased version E^T E / (n - dof / k).
 
         The scale is the mean variance: with a prior of precision lambda / sigma^2 the posterior is sigma^2 F_lam^-1.

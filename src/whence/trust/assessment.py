@@ -48,7 +48,7 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
         deletions = most_influential(fitted, drawn, min(max(1, sample // 4), 8))
         next(part)
         with rounded_products(False):
-            columns = problem.k if problem.hessian_roots is None else problem.hessian_roots.shape[2]
+            columns = problem.hessian_roots.shape[2]
             signs = random_signs((max(2, sample // 8), problem.n, columns), problem.outputs, generator)
             first = ExactSolver.of(fitted, tolerance, ITERATIONS, start + 0.5 * seconds)
             steps = first.steps(deletions, signs)
@@ -276,7 +276,7 @@ class ExactSolver(FittedIterative):
     def steps(self, deletions: Tensor, signs: Tensor) -> ExactSteps:
         """The Newton step, the steps without units (t, n, k), and the trace of the hat matrix along signs (h, n, q)."""
         problem, residuals, roots = self.problem, self.fitted.weighted_residuals, self.problem.hessian_roots
-        traced = signs if roots is None else torch.einsum("nkq,hnq->hnk", roots, signs)
+        traced = torch.einsum("nkq,hnq->hnk", roots, signs)
         cotangents = torch.cat([problem.residuals.unsqueeze(0), deletions * residuals, traced])
         right = torch.zeros(len(cotangents), problem.selection.size, dtype=problem.dtype, device=problem.device)
         for batch in problem.read("trust, steps"):

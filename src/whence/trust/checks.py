@@ -477,8 +477,6 @@ def share_inside_core(fitted: Fitted, size: tuple[int, int, int] | None = None) 
 
     def root(at: int) -> Tensor:
         """The largest columns (q, k) of the root of an example's Hessian, if not all."""
-        if problem.hessian_roots is None:
-            return torch.eye(problem.k, dtype=residuals.dtype, device=residuals.device)[:columns]
         vectors, values, _ = torch.linalg.svd(problem.hessian_roots[at], full_matrices=False)
         largest: Tensor = (vectors * values)[:, :columns].T
         return largest
@@ -502,9 +500,9 @@ def share_in_eigenbasis(fitted: Fitted) -> float | None:
     NaN if that needs too much memory, `None` for a diagonal, and for squared error.
     """
     bread, problem = fitted.bread, fitted.problem
-    if not isinstance(bread, FittedSpectral) or all(one.inputs is one.outputs is None for one in bread.bases):
+    if not isinstance(bread, FittedSpectral) or not any(one.basis.tensors for one in bread.blocks):
         return None
-    if problem.hessian_roots is None:
+    if problem.identity_hessians:
         return None
     (sources, points, _), d = SAMPLES[0], problem.selection.size
     if d * (4.0 * points + 8.0 * 4) > min(LARGEST_SAMPLE, 0.1 * problem.budget.limit):

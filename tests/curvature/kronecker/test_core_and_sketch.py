@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import networks
 import oracles
 import whence
-from whence.curvature.core import OPERATIONS, QUICK_SIZE, SKETCH_SHARE, quick_size
-from whence.curvature.primal import allot, orthonormal, primal_bytes
+from whence.curvature.core import OPERATIONS, QUICK_SIZE, SKETCH_SHARE, allot, orthonormal, quick_size
+from whence.curvature.primal import primal_bytes
 
 ESTIMATORS = ("ho", "hec0", "hec1", "hec2", "hec3", "jackknife", "laplace")
 EVERYTHING = whence.Core(size=10**6, tolerance=0.0)
@@ -120,7 +120,7 @@ def test_the_core_is_the_exact_algebra_on_its_coordinates() -> None:
 
 def test_the_core_takes_the_largest_coordinates_of_all_layers_together() -> None:
     case = many(networks.build("mlp"))
-    spectrum = fit(case, whence.EKFAC(tolerance=0.0)).bread.spectrum.curvature
+    spectrum = [block.curvature for block in fit(case, whence.EKFAC(tolerance=0.0)).bread.blocks]
     ordered = torch.cat([one.inside.reshape(-1) for one in spectrum]).sort(descending=True).values
     for size in (1, 5, 20):
         bread = fit(case, whence.Core(size=size, tolerance=0.0)).bread
@@ -131,7 +131,7 @@ def test_the_core_takes_the_largest_coordinates_of_all_layers_together() -> None
 
 def test_the_size_follows_the_share_of_the_degrees_of_freedom(monkeypatch: pytest.MonkeyPatch) -> None:
     case = many(networks.build("mlp"))
-    spectrum = fit(case, whence.EKFAC(tolerance=0.0)).bread.spectrum.curvature
+    spectrum = [block.curvature for block in fit(case, whence.EKFAC(tolerance=0.0)).bread.blocks]
     ordered = torch.cat([one.inside.reshape(-1) for one in spectrum]).sort(descending=True).values
     freedom = (ordered / (ordered + 0.6)).cumsum(0)
     for share in (0.3, 0.9, 0.99):

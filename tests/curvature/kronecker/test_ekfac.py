@@ -37,7 +37,7 @@ def check_spectrum(tracer: whence.Tracer, tangents: np.ndarray) -> None:
     rows = tangents.reshape(-1, tangents.shape[2])
     seen = np.zeros(tangents.shape[2], dtype=int)
     blocks = dense.blocks_of(tracer.bread)
-    for block, found in zip(blocks, tracer.bread.spectrum.curvature, strict=True):
+    for block, found in zip(blocks, [one.curvature for one in tracer.bread.blocks], strict=True):
         seen += block.owned
         V = block.directions
         close(V.T @ V, np.eye(V.shape[1]), 1e-10)
@@ -133,8 +133,8 @@ def test_outside_the_corner_the_mean_serves(
     # The mean of Ho over the training set, sum s^2 / (s + lambda)^2, is kept to the tolerance.
     whole = fit(model, inputs, WHOLE, ridge=20.0)
     sums = [
-        sum(float((one.inside / (one.inside + 20.0)).square().sum()) for one in each.bread.spectrum.curvature)
-        for each in (tracer, whole)
+        sum(float((one.inside / (one.inside + 20.0)).square().sum()) for one in (block.curvature for block in blocks))
+        for blocks in (tracer.bread.blocks, whole.bread.blocks)
     ]
     assert sums[1] * (1 - 2 * tolerance) <= sums[0] <= sums[1] * (1 + 1e-9)
 
@@ -224,7 +224,8 @@ class Tokens(nn.Module):
 def test_positions_are_summed_before_they_are_squared() -> None:
     model, x = Tokens().double().eval(), torch.randn(6, 4, 3, dtype=torch.float64)
     tracer = fit(model, x, WHOLE)
-    [basis], [found] = tracer.bread.bases, tracer.bread.spectrum.curvature
+    [block] = tracer.bread.blocks
+    basis, found = block.basis, block.curvature
     assert basis.inputs is not None
     assert basis.outputs is not None
     slope = 1 - torch.tanh(model.inner(x)).detach().square()  # (n, t, o)
@@ -284,9 +285,9 @@ def test_cross_entropy_weighs_outputs_by_its_hessian(structure: whence.Structure
     curved = np.einsum("ncp,ncd,ndq->pq", tangents, hessians, tangents)
     found = dense.curvature_of(tracer.bread)
     close(np.trace(found), np.trace(curved))
-    for block, squares in zip(dense.blocks_of(tracer.bread), tracer.bread.spectrum.curvature, strict=True):
+    for block, one in zip(dense.blocks_of(tracer.bread), tracer.bread.blocks, strict=True):
         inside = np.einsum("pr,pq,qr->r", block.directions, curved, block.directions)
-        close(squares.inside.reshape(-1), inside)
+        close(one.curvature.inside.reshape(-1), inside)
     damped = found + 0.3 * np.eye(len(found))
     solved = np.stack([np.linalg.solve(damped, one.T).T for one in tangents])
     close(tracer.bread.leverage_blocks, tangents @ solved.transpose(0, 2, 1))

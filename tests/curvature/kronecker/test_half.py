@@ -94,7 +94,7 @@ def test_half_precision(structure: Any, as_on_a_gpu: bool, network: nn.Module, m
     if as_on_a_gpu:
         for module in (gradients, linear):
             monkeypatch.setattr(module, "matched", half_or_single)
-        monkeypatch.setattr(kronecker, "halved", lambda values: values)
+        monkeypatch.setattr(kronecker, "half_on_gpu", lambda values: values)
     check_same(traced(network, structure, precision="fp16"), wanted)
 
 
@@ -162,8 +162,8 @@ def test_coarse_views(order: str, kept: tuple[int, int], monkeypatch: pytest.Mon
             return rotation.BasisView(tangent, basis, True, coarse=coarse)
 
         mixed = torch.cat([one.matrices() for _, one in view().mixed(mixing.to(dtype))])
-        along = rotation.along(view().tangent, step.to(dtype))
-        total = rotation.total(tangent, 1e-6 * mixing[..., 0].to(dtype))
+        along = rotation.directional_derivatives(view().tangent, step.to(dtype))
+        total = rotation.weighted_sum(tangent, 1e-6 * mixing[..., 0].to(dtype))
         return [sums.grams(view()), sums.variances(view()), mixed, along, total]
 
     for one, other in zip(seen(*found, coarse=True), seen(*wanted, coarse=False), strict=True):
@@ -329,15 +329,19 @@ def test_all_mixtures_give_the_eigenvalues_of_all_outputs(network: nn.Module, li
     """With as many balanced signs as outputs nothing is left to chance."""
     tracer = traced(network, whence.EKFAC(), likelihood=likelihood)
     bread: Any = tracer.bread
-    sums = kronecker.SampledSpectrumSums(bread.stream, bread.bases, bread.noise, CLASSES)
-    found, wanted = bread.stream.accumulate(sums).spectrum(), bread.spectrum
-    scale = max(float(one.inside.max()) for one in wanted.curvature)
+    bases = [block.basis for block in bread.blocks]
+    pullback = kronecker.random_mixtures(tracer.problem, bread.noise, CLASSES)
+    sums = kronecker.SpectrumSums(bread.gradients, bases, bread.noise, pullback)
+    found, wanted = bread.gradients.accumulate(sums).spectrum(), bread.blocks
+    scale = max(float(one.curvature.inside.max()) for one in wanted)
     for kind in ("curvature", "noise"):
-        for one, other in zip(getattr(found, kind), getattr(wanted, kind), strict=True):
+        for block, true in zip(found, wanted, strict=True):
+            one, other = getattr(block, kind), getattr(true, kind)
             assert torch.allclose(one.inside, other.inside, rtol=1e-3, atol=1e-6 * scale)
             assert one.outside == pytest.approx(other.outside, rel=1e-3, abs=1e-6 * scale)
-    score = bread.stream.accumulate(kronecker.Score(bread.stream)).sums
-    for one, other in zip(score, wanted.score, strict=True):
+    alone = kronecker.residuals_alone(tracer.problem)
+    sums = bread.gradients.accumulate(kronecker.SpectrumSums(bread.gradients, bases, None, alone))
+    for one, other in zip([each.total for each in sums.sums], [block.score for block in wanted], strict=True):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
 
 

@@ -62,7 +62,7 @@ def test_kept_or_pulled_back_anew(
 
 def test_nothing_stays_behind() -> None:
     tracer = whence.fit(network(1), Counted(1, "gaussian"), structure="ekfac", ridge=0.5, progress=False)
-    assert tracer.bread.stream._cache is None
+    assert tracer.bread.gradients._cache is None
 
 
 def test_a_chunk_size_is_the_most_that_is_held() -> None:

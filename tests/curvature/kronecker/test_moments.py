@@ -10,17 +10,17 @@ from torch import Tensor
 
 from whence.curvature import kronecker as moments
 from whence.curvature import rotation as weighting
-from whence.curvature.kronecker import Factors, MomentSums, whole_moments
+from whence.curvature.kronecker import Factors, MomentSums, gradient_moments
 from whence.curvature.rotation import (
     CHUNK_NUMBERS,
     Basis,
     BasisView,
-    along,
-    combine,
-    energy,
-    lengths,
+    directional_derivatives,
+    gram_matrices,
+    mix_cotangents,
     outside_of,
-    total,
+    squared_lengths,
+    weighted_sum,
 )
 from whence.jacobian.gradients import Block, Dense, Kronecker, Rows, Tangent, Whole
 
@@ -86,13 +86,13 @@ def test_sums_of_tangents_are_sums_of_gradients(make: Callable[[int], Tangent], 
     phi = tangent.materialize()  # (n, c, *shape)
     flat = phi.flatten(2)
     if isinstance(tangent, Kronecker):
-        same(energy(tangent), flat @ flat.transpose(1, 2))
+        same(gram_matrices(tangent), flat @ flat.transpose(1, 2))
     shares = normal(len(phi), count, seed=5)
-    same(total(tangent, shares), torch.einsum("nc...,nc->...", phi, shares))
+    same(weighted_sum(tangent, shares), torch.einsum("nc...,nc->...", phi, shares))
     direction = normal(*phi.shape[2:], seed=3)
-    same(along(tangent, direction), flat @ direction.reshape(-1))
+    same(directional_derivatives(tangent, direction), flat @ direction.reshape(-1))
     weights = normal(6, count, 4, seed=4)
-    mixed = combine(tangent, weights)
+    mixed = mix_cotangents(tangent, weights)
     same(mixed.materialize(), torch.einsum("nc...,ncq->nq...", phi, weights))
     same(BasisView(tangent, corner(tangent.block, 0.6)).tangent.materialize(), phi)
 
@@ -107,8 +107,8 @@ def test_what_lies_outside_a_corner_is_measured_without_a_difference(
     assert basis.inputs is not None
     outside = tangent.materialize() - basis.out_of(basis.into(tangent.materialize()))
     flat, parts = outside.flatten(2), outside_of(tangent, basis, tangent.a.project(basis.inputs))
-    same(torch.stack([energy(part) for part in parts]).sum(0), flat @ flat.transpose(1, 2))
-    same(torch.stack([lengths(part) for part in parts]).sum(0), flat.square().sum(2))
+    same(torch.stack([gram_matrices(part) for part in parts]).sum(0), flat @ flat.transpose(1, 2))
+    same(torch.stack([squared_lengths(part) for part in parts]).sum(0), flat.square().sum(2))
 
 
 @every_tangent
@@ -121,7 +121,8 @@ def test_weighted_lengths_inside_and_outside_a_corner(
     tangent = make(count)
     basis = corner(tangent.block, 0.6)
     pairs = [(normal(*basis.shape, seed=seed).abs(), 0.5 * seed) for seed in (7, 8)]
-    weights = weighting.Weights.of(basis, pairs, len(pairs), torch.float64)
+    moments = [weighting.DiagonalMoments(*pair) for pair in pairs]
+    weights = weighting.Weights.of(basis, moments, len(pairs), torch.float64)
     phi = tangent.materialize()
     inside = basis.into(phi).flatten(2)
     rest = (phi - basis.out_of(basis.into(phi))).flatten(2)
@@ -173,7 +174,7 @@ def test_squares_of_combined_cotangents(
     view = BasisView(tangent, basis, rounded)
     for _ in range(2):
         sums.add(view, masks, combinations @ summed, combinations)
-        wanted.add(BasisView(combine(tangent, combinations), basis, rounded), masks, summed.expand(6, -1))
+        wanted.add(BasisView(mix_cotangents(tangent, combinations), basis, rounded), masks, summed.expand(6, -1))
     same(sums.total, wanted.total)
     for one, two in zip(sums.finish(), wanted.finish(), strict=True):
         same(one.inside, two.inside)
@@ -189,7 +190,7 @@ def test_directions_seen_from_a_basis(make: Callable[[int], Tangent], count: int
     direction = normal(*tangent.block.matrix_shape, seed=3)
     view = BasisView(tangent, basis)
     list(view.chunks())  # the rotation leaves the gradients
-    found = along(view.tangent, direction)
+    found = directional_derivatives(view.tangent, direction)
     same(found, tangent.materialize().flatten(2) @ direction.reshape(-1))
 
 
@@ -233,7 +234,7 @@ def test_whole_factors_in_chunks(positions: int, monkeypatch: pytest.MonkeyPatch
     phi = tangent.materialize()
     for most in (1, 100, 10_000):
         monkeypatch.setitem(CHUNK_NUMBERS, "cpu", most)
-        below, above = whole_moments(tangent.inputs(), tangent.grads())
+        below, above = gradient_moments(tangent.inputs(), tangent.grads())
         same(below, torch.einsum("nceoi,nceoj->eij", phi, phi))
         same(above, torch.einsum("nceoi,ncepi->eop", phi, phi))
 

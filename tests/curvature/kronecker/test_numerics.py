@@ -168,7 +168,7 @@ def test_ekfac_measures_eigenvalues_that_its_factors_lose() -> None:
     assert 0.5e-8 < float(truth[0] / truth[-1]) < 2e-8
     model, structure = nn.Linear(4, 1, bias=False).eval(), whence.EKFAC(tolerance=0.0)
     tracer = whence.fit(model, batches, structure=structure, ridge=float(truth[0]), progress=False)
-    found = tracer.bread.spectrum.curvature[0].inside.reshape(-1).sort().values
+    found = tracer.bread.blocks[0].curvature.inside.reshape(-1).sort().values
     torch.testing.assert_close(found, truth, rtol=0.03, atol=0)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from whence.curvature import rotation
 from whence.curvature.kronecker import Factors, second_moment
 from whence.curvature.primal import times_lower
-from whence.curvature.rotation import Factored, along, total
+from whence.curvature.rotation import Factored, directional_derivatives, weighted_sum
 from whence.jacobian.gradients import Block, Dense, Kronecker, Whole
 from whence.linalg import NARROWEST, WIDEST, add_gram, mirror
 
@@ -69,9 +69,9 @@ def test_gradients_in_no_particular_form() -> None:
     values = normal(6, 2, 5)
     dense = Dense(block, values)
     direction = normal(5)
-    torch.testing.assert_close(along(dense, direction), values @ direction, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(directional_derivatives(dense, direction), values @ direction, rtol=1e-13, atol=1e-13)
     weights = normal(6, 2)
-    torch.testing.assert_close(total(dense, weights), torch.einsum("nc,ncp->p", weights, values))
+    torch.testing.assert_close(weighted_sum(dense, weights), torch.einsum("nc,ncp->p", weights, values))
 
 
 @pytest.mark.parametrize("ones", [False, True])
@@ -103,4 +103,4 @@ def test_forms_of_single_outer_products(o: int, i: int) -> None:
     torch.testing.assert_close(Factored(a, g).grams(weights), wanted.reshape(4, 11, 1, 1), rtol=1e-12, atol=1e-12)
     wanted = torch.einsum("noi,oi->n", phi, direction[0]).unsqueeze(1)
     tangent = Kronecker(Block("w", ("w",), ((o, i),), "kronecker"), Whole(a.unsqueeze(2)), Whole(g.unsqueeze(3)))
-    torch.testing.assert_close(along(tangent, direction), wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(directional_derivatives(tangent, direction), wanted, rtol=1e-12, atol=1e-12)

@@ -76,7 +76,7 @@ def dense_covariances(tracer: whence.Tracer, corner: int | None, tangents: Array
     for name in ("hec0", "hec3", "jackknife"):
         M = sum(
             turned_meat(block, basis.shape, corner, meats["hec0"], meats[name])
-            for block, basis in zip(dense.blocks_of(bread), bread.bases, strict=True)
+            for block, basis in zip(dense.blocks_of(bread), [one.basis for one in bread.blocks], strict=True)
         )
         found[name] = solved @ M @ solved.transpose(0, 2, 1)
     return found
@@ -135,7 +135,7 @@ def test_within_a_corner_of_the_curvature(tolerance: float, corner: int | None) 
     decay = 0.5 ** torch.arange(9).double()
     model = Flat(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 5)).double().eval()
     tracer = check(model, torch.randn(9, 9) * decay, torch.randn(3, 9) * decay, two_bases(tolerance, corner))
-    assert any(basis.outside for basis in tracer.bread.bases)
+    assert any(block.basis.outside for block in tracer.bread.blocks)
 
 
 def test_one_output() -> None:
@@ -211,7 +211,7 @@ def test_what_is_left_out_of_several_positions(loo: str, width: int, corner: int
     for name in ("hec0", "hec3", "jackknife"):
         meat = sum(
             turned_meat(block, basis.shape, corner, weighted, meats[name])
-            for block, basis in zip(dense.blocks_of(bread), bread.bases, strict=True)
+            for block, basis in zip(dense.blocks_of(bread), [one.basis for one in bread.blocks], strict=True)
         )
         wanted = np.einsum("mcp,pq,mcq->mc", solved, meat, solved)
         close(getattr(found, name).flatten(1), wanted)

@@ -1,6 +1,8 @@
-"""The default ridge, and the ridge by leave-one-out for losses other than squared error.
+"""The default ridge, and the ridge with the smallest leave-one-out error.
 
-By leave-one-out: at each ridge the linearized model, f + J dw with its own loss, is fitted to its optimum. If the
+For squared error one eigendecomposition, of the curvature or of the kernel, serves all ridges.
+
+For other losses, at each ridge the linearized model, f + J dw with its own loss, is fitted to its optimum. If the
 loss's curvature changes with the outputs, one Newton step from the network's weights says little about other ridges.
 At the optimum every example (or position, or group, as the fit leaves out) is left out in one step,
 u_i = (I - L_i Q_i)^-1 r_i as everywhere else, and its loss at the outputs without it, f_i - Q_i u_i, is summed.
@@ -11,24 +13,23 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import groups_within_memory
-from whence.curvature.aligned import FittedDual
-from whence.curvature.base import FittedCurvature, MeatRoots, RidgePath, Structure
-from whence.curvature.exact import Exact
-from whence.curvature.primal import FittedPrimal
+from whence.curvature.base import RidgePath, Structure
+from whence.curvature.features import TrainingRows, groups_within_memory
 from whence.data.targets import block_diagonal
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.linearization import Linearization
+from whence.jacobian.linearization import Folds, Linearization
 from whence.linalg import add_gram, eigenvectors
 
-LOWEST, HIGHEST = -8.0, 0.5  # range of ridges: powers of ten times the trace of the curvature
+POINTS = 49  # of the grid of ridges for squared error
+DECADES = (-9.0, 3.0)  # its range: powers of ten times the largest eigenvalue
+LOWEST, HIGHEST = -8.0, 0.5  # range of ridges for other losses: powers of ten times the trace of the curvature
 FINE = (0.5, 0.25)  # last distances tried around the best ridge, in powers of ten
 WORSE = 2  # after this many ridges in a row worse than the best, stop in that direction
 COORDINATES = 1024  # most directions of the weights used to compare ridges
@@ -46,7 +47,7 @@ def default_ridge(problem: Linearization) -> tuple[float, str]:
     model = problem.network.model
     if isinstance(model, LeafSum) and model.own_ridge is not None:
         return model.own_ridge
-    weights = problem.sample_weights if problem.units is None else problem.units.weights
+    weights = problem.position_weights
     n = float(problem.n * problem.k / problem.width if weights is None else weights.sum())
     if problem.sketch is not None:
         n = problem.total_weight * problem.sketch.counted / max(problem.counted, 1)
@@ -74,29 +75,106 @@ def _target_variance(problem: Linearization, n: float) -> tuple[str, float]:
     return "variance", found if found > rounding**2 else 0.0
 
 
-def fit_at_best(structure: Structure, problem: Linearization, meat_roots: MeatRoots | None) -> FittedCurvature:
-    """The curvature at the ridge with the smallest leave-one-out loss."""
-    path = path_of(structure.fit(problem, 1.0, meat_roots), problem)
-    return replace(structure.fit(problem, path.best, meat_roots), path=path)
-
-
 def check_search(structure: Structure, problem: Linearization) -> None:
     """Raise if leave-one-out cannot choose the ridge."""
     alone = problem.passes.process_group.alone and not problem.passes.checkpointed
-    if structure.policy != "exact" or (isinstance(structure, Exact) and structure.road == "matrix_free"):
+    if structure.policy != "exact" or not structure.takes_groups:
         needs = f'true leverages at many ridges, which {structure!r} does not give. Use structure="core" or "exact"'
-    elif problem.hessian_roots is not None and problem.sketch is not None:
+    elif problem.sketch is not None:
         needs = 'the loss of all outputs, not of mixtures of the outputs. Use hessian_columns="all"'
-    elif problem.hessian_roots is not None and not alone:
+    elif not problem.identity_hessians and not alone:
         needs = "one process and no checkpoint, for losses other than squared error. Choose it in such a fit"
     else:
         return
     raise InputError(f'expected a number as ridge, got "loo", which needs {needs}, or whence.ridge_from_weight_decay.')
 
 
-def path_of(fitted: FittedCurvature, problem: Linearization) -> RidgePath:
+# --- Squared error ----------------------------------------------------------------------------------------------------
+
+
+def ridge_grid(values: Tensor) -> Tensor:
+    """Ridges from far below to far above the eigenvalues of the curvature."""
+    top = max(float(values.max()), torch.finfo(values.dtype).tiny)
+    return top * torch.logspace(*DECADES, POINTS, dtype=values.dtype, device=values.device)
+
+
+def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str]) -> RidgePath:
+    """Leave-one-out error over ridges, from rows q rotated into the eigenvectors of F.
+
+    For each ridge: e_i = y_i - q_i b with b = (S + lambda)^-1 sum_i q_i^T y_i, H_ii = q_i (S + lambda)^-1 q_i^T and
+    u_i = (I - H_ii)^-1 e_i. Here i is an example, one position or output of an example, or a whole group.
+    """
+    problem, label, weights = rows.problem, "leave-one-out path", rows.features.weights()
+    values, vectors = (part.to(curvature.dtype) for part in eigenvectors(curvature, "the curvature", notes))
+    # signs of eigenvectors are arbitrary: all processes take those of one
+    problem.passes.process_group.broadcast([values, vectors], 0, label)
+
+    def rotated(where: slice | Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows (n, k, r), and the targets (n, k) of the linearized model."""
+        wide = some.to(vectors.dtype)
+        return wide @ vectors, problem.residuals[where] + wide @ weights
+
+    along, ridges = torch.zeros_like(values), ridge_grid(values)
+    for where, some in rows.read(label, {"cross": along}, [vectors]):
+        along += torch.einsum("nkp,nk->p", *rotated(where, some))
+    sums, folds, groups = torch.zeros_like(ridges), problem.folds, problem.folds.groups
+    if groups is None:
+        for where, some in rows.read(label, {"sums": sums}, [vectors, along, ridges]):
+            sums += _errors(ridges, values, along, folds, *rotated(where, some))
+    else:
+
+        def joined(where: Tensor, some: Tensor) -> Tensor:
+            some, targets = rotated(where, some)
+            return torch.cat([some, targets.unsqueeze(2)], 2)
+
+        for _, both in rows.read_groups(label, groups, len(values) + 1, [vectors], joined):
+            sums += _errors(ridges, values, along, folds, both[..., :-1], both[..., -1])
+    return RidgePath(ridges, sums / problem.n)
+
+
+def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, notes: list[str]) -> RidgePath:
+    """Leave-one-out error over ridges, from the kernel (n k, n k) and the targets (n, k) of the linearized model.
+
+    u_i = C_ii^-1 (C y)_i with C = (K + lambda)^-1 and its diagonal blocks C_ii, of examples, of their positions or
+    outputs, or of whole groups.
+    """
+    values, vectors = (part.to(kernel.dtype) for part in eigenvectors(kernel, "the kernel", notes))
+    rows, along, groups = vectors.reshape(*targets.shape, -1), vectors.T @ targets.reshape(-1), problem.folds.groups
+    ridges = ridge_grid(values)
+    parts = (
+        [rows]
+        if groups is None
+        else (rows[members].flatten(1, 2) for members in groups_within_memory(groups, problem, len(values)))
+    )
+    errors = sum((_errors(ridges, values, along, problem.folds, part) for part in parts), torch.zeros_like(ridges))
+    return RidgePath(ridges, errors / problem.n)
+
+
+def _errors(
+    ridges: Tensor, values: Tensor, along: Tensor, folds: Folds, rows: Tensor, targets: Tensor | None = None
+) -> Tensor:
+    """(g,) sums of squared leave-one-out residuals at each ridge: from the curvature if targets are given, else from C.
+
+    Infinite if a leverage reaches one to machine precision.
+    """
+    errors = []
+    for ridge in ridges:
+        weights = 1.0 / (values + ridge)
+        blocks, vectors = folds.blocks((rows * weights) @ rows.transpose(1, 2)), rows @ (along * weights)
+        if targets is not None:
+            eye = torch.eye(blocks.shape[1], dtype=blocks.dtype, device=blocks.device)
+            blocks, vectors = eye - blocks, targets - vectors
+        solved = torch.linalg.solve_ex(blocks, folds.parts(vectors).unsqueeze(-1)).result
+        errors.append(solved.square().sum().nan_to_num(nan=torch.inf))
+    return torch.stack(errors)
+
+
+# --- Other losses -----------------------------------------------------------------------------------------------------
+
+
+def path_from_losses(rows: TrainingRows) -> RidgePath:
     """Leave-one-out losses over ridges, first coarse, then finer around the best; sorted by ridge."""
-    model = Linear.of(fitted, problem)
+    problem, model = rows.problem, LinearizedModel.of(rows)
     trace = float(torch.einsum("nkp,nkj,njp->", model.rows, model.curvatures(model.start), model.rows))
     if trace <= 0:
         raise SingularCurvatureError(
@@ -149,7 +227,7 @@ def _powers(tried: Mapping[float, float], start: float) -> Iterator[float]:
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearizedModel:
     """The linearized model with its loss."""
 
     problem: Linearization  # training examples
@@ -157,19 +235,19 @@ class Linear:
     start: Tensor  # (r,) the network's weights along the features
 
     @classmethod
-    def of(cls, fitted: FittedCurvature, problem: Linearization) -> Linear:
+    def of(cls, training: TrainingRows) -> LinearizedModel:
         """All rows at once, along the directions that they span and in which outputs vary most."""
-        assert isinstance(fitted, FittedPrimal | FittedDual)
-        n, k, r = problem.n, problem.k, fitted.features.size
+        problem, features = training.problem, training.features
+        n, k, r = problem.n, problem.k, features.size
         need, what = 4.0 * n * k * min(r, n * k) * problem.outputs.element_size(), "leave-one-out losses over ridges"
         problem.budget.require(need, what, "Use whence.ridge_from_weight_decay, or a smaller core.")
-        rows = torch.cat([part.to(problem.dtype) for _, part in fitted.rows.read("leave-one-out path")])
-        weights = fitted.features.weights().to(problem.dtype)
+        rows = torch.cat([part.to(problem.dtype) for _, part in training.read("leave-one-out path")])
+        weights = features.weights().to(problem.dtype)
         if r <= min(n * k, COORDINATES):
             return cls(problem, rows, weights)
         flat = rows.reshape(n * k, r)
         gram = flat @ flat.T if r > n * k else flat.T @ flat
-        values, vectors = (part.to(rows.dtype) for part in eigenvectors(gram, "the features", fitted.notes))
+        values, vectors = (part.to(rows.dtype) for part in eigenvectors(gram, "the features", features.notes))
         spanned = values > values.max() * len(values) * torch.finfo(values.dtype).eps
         values, vectors = values[spanned][-COORDINATES:], vectors[:, spanned][:, -COORDINATES:]
         fewer = vectors * values.sqrt() if r > n * k else flat @ vectors
