@@ -169,14 +169,13 @@ def stages(device: str) -> Iterator[dict[str, float]]:
         return timing
 
     parts: list[tuple[Any, str, str | None]] = [
-        (fitting, "_inspect_first_batch", "checks of the first batch"),
         (fitting, "linearize", "outputs and labels"),
         (fitting, "assemble", "sandwich"),
         (fitting, "_with_trust", "trust"),
         (accumulate.LayerGradients, "__init__", "capture, verified"),
         (accumulate.LayerGradients, "accumulate", None),
         (kronecker, "decompose", "eigenvectors"),
-        (primal, "factored", "factor"),
+        (primal, "factorize", "factor"),
         (core, "sketch_features", "drawing of the sketch"),
     ]
     before = [getattr(owner, name) for owner, name, _ in parts]

@@ -130,23 +130,22 @@ class Clock:
 
 PARTS: tuple[tuple[Any, str, str], ...] = (
     (network.Network, "shaped", "forward"),
-    (capture, "pull_back", "backward"),
-    (capture, "walk", "graph"),
+    (capture, "pull", "backward"),
+    (capture, "uses_in_graph", "graph"),
     (capture, "tangents_of", "graph"),
     (kronecker.Factors, "add", "factors"),
     (kronecker, "eigenvectors", "decompositions"),
-    (primal, "eigenvectors", "decompositions"),
-    (primal, "factored", "decompositions"),
+    (primal, "factorize", "decompositions"),
     (rotation, "_project", "rotations"),
     (rotation, "rotated_values", "rotations"),
     (rotation.Basis, "into", "rotations"),
     (rotation, "outer", "matrices"),
     (rotation, "mix", "mixtures"),
-    (rotation, "energy", "lengths outside"),
-    (rotation, "lengths", "lengths outside"),
+    (rotation, "gram_matrices", "lengths outside"),
+    (rotation, "squared_lengths", "lengths outside"),
     (rotation, "outside_of", "lengths outside"),
-    (rotation, "total", "totals"),
-    (rotation, "along", "totals"),
+    (rotation, "weighted_sum", "totals"),
+    (rotation, "directional_derivatives", "totals"),
     (rotation, "inner_products", "totals"),
     (rotation, "scaled_grams", "squares"),
     *((owner, name, "squares") for owner in (rotation.Factored, rotation.Full) for name in ("squares", "grams")),
@@ -170,7 +169,6 @@ def watch_everything(clock: Clock) -> None:
         clock.watch(primal, name, stage=lambda *_, stage=stage, **__: stage)
     clock.watch(accumulate.LayerGradients, "_verified", stage=lambda *_, **__: "verification")
     clock.watch(kronecker.KroneckerFactors, "eigenbases", stage=lambda *_, **__: "eigenvectors")
-    clock.watch(fitting, "_inspect_first_batch", stage=lambda *_, **__: "first batch")
     clock.watch(fitting, "linearize", stage=lambda *_, **__: "outputs")
     clock.watch(fitting, "_with_trust", stage=lambda *_, **__: "trust")
     clock.watch(spectral.FittedSpectral, "sandwich", stage=lambda *_, **__: "sandwich")

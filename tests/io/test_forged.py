@@ -231,7 +231,7 @@ def test_blocks_that_the_model_does_not_have(tmp_path: Path) -> None:
     whole = Forged((tmp_path / "fit.whence").read_bytes())
     for wrong in ({"groups": 3}, {"kind": "rows"}, {"kind": "dense"}, {"parameters": []}, {"groups": 0}):
         forged = whole.copy()
-        forged.manifest["bread"]["stream"]["sizes"]["blocks"][0].update(wrong)
+        forged.manifest["bread"]["gradients"]["sizes"]["blocks"][0].update(wrong)
         with pytest.raises(whence.WhenceError):
             whence.load(forged.write(tmp_path / "fit.whence"), fit.model).predict(fit.test)
 

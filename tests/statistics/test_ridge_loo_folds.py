@@ -72,7 +72,7 @@ def test_groups_choose_another_ridge_than_their_members() -> None:
 
 def test_pieces_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many groups at once as memory allows: the same curve from one group at a time."""
-    from whence.curvature import accumulate, primal
+    from whence.curvature import features, ridge
 
     model, _, _, (x, y, groups) = linear_model(np.random.default_rng(1), 18, 2)
 
@@ -85,8 +85,8 @@ def test_pieces_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
     roads = ("primal", "dual")
     at_once = [path(road) for road in roads]
-    many = accumulate.groups_within_memory
-    for module in (accumulate, primal):
+    many = features.groups_within_memory
+    for module in (features, ridge):
         monkeypatch.setattr(
             module, "groups_within_memory", lambda *given: (one for some in many(*given) for one in some.split(1))
         )
