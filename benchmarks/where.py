@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 import whence
 from whence import fitting
 from whence.curvature import accumulate, kronecker, primal, rotation, spectral
-from whence.jacobian import capture, network
+from whence.jacobian import capture, network, record
 
 from . import networks
 from .data import batches, random_images
@@ -130,7 +130,7 @@ class Clock:
 
 PARTS: tuple[tuple[Any, str, str], ...] = (
     (network.Network, "shaped", "forward"),
-    (capture, "pull", "backward"),
+    (record, "pull", "backward"),
     (capture, "uses_in_graph", "graph"),
     (capture, "tangents_of", "graph"),
     (kronecker.Factors, "add", "factors"),
