@@ -106,13 +106,19 @@ def leave_one_out(residuals: Tensor, leverage_blocks: Tensor, roots: Tensor, pol
 
 def hat_blocks(leverage_blocks: Tensor, roots: Tensor) -> Tensor:
     """R_i^T Q_i R_i (n, q, q)."""
-    return roots.mT @ leverage_blocks @ roots
+    return leverage_blocks if are_identity(roots) else roots.mT @ leverage_blocks @ roots
 
 
 def hat_roots(hats: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
     """Roots R_i (n, k, q) of the same Hessians L_i for which R_i^T Q_i R_i is diagonal, and its diagonals h (n, q)."""
     values, vectors = eigh((hats + hats.mT) / 2)
-    return roots @ vectors, values.clamp_min(0.0)
+    return vectors if are_identity(roots) else roots @ vectors, values.clamp_min(0.0)
+
+
+def are_identity(roots: Tensor) -> bool:
+    """Whether roots (n, k, q) are one identity matrix, expanded, as for squared error: products with it cost memory."""
+    _, k, q = roots.shape
+    return roots.stride(0) == 0 and k == q and torch.equal(roots[0], torch.eye(k).to(roots))
 
 
 def leave_groups_out(

@@ -109,7 +109,7 @@ class Tracer(Fitted):
         return replace(found, later=covariances if later else None)
 
     def _output_choice(self, outputs: Any) -> Any:
-        """The outputs to predict; `None` for all of them if no views of the outputs are needed."""
+        """The outputs to predict; `None` for all of them if no functionals of the outputs are needed."""
         likelihood = self.problem.likelihood
         if self.problem.sketch is not None and outputs is None:
             return "predicted" if likelihood.has_classes and likelihood.couples_outputs else "all"
@@ -173,7 +173,7 @@ class Tracer(Fitted):
         return combine(parts, lambda values: torch.cat(values, dim=1).reshape(index.shape))
 
     def _variances(self, inputs: Inputs, full: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """Outputs (m, k) of inputs or of a view, and their covariances (m, k, k), or only their variances (m, k)."""
+        """Outputs (m, k), or functionals of them, and their covariances (m, k, k), or only their variances (m, k)."""
         if not full and self.sandwich.variances_alone:
             outputs, found = self.sandwich.variances(inputs)
             return outputs, self._all_estimators(found, None)

@@ -60,7 +60,7 @@ def test_a_plain_safetensors_file(fit: Fit, tmp_path: Path) -> None:
 def test_another_format(fit: Fit, path: Path, forged: Forged) -> None:
     for other in (0, 1, 2):
         forged.metadata["format"] = other
-        message = rf"expected a file of format 9, got format {other} in .*, which another version of whence wrote\."
+        message = rf"expected a file of format 10, got format {other} in .*, which another version of whence wrote\."
         refused(forged.write(path), fit.model, message, whence.FormatError)
 
 

@@ -154,7 +154,7 @@ def test_any_tool_reads_the_tensors(tmp_path: Path) -> None:
     fit = regression("primal")
     fit.tracer.save(tmp_path / "fit.whence")
     with safe_open(tmp_path / "fit.whence", "pt") as file:
-        assert json.loads(file.metadata()["whence"])["format"] == 9
+        assert json.loads(file.metadata()["whence"])["format"] == 10
         assert torch.equal(file.get_tensor("adjusted.leverage"), fit.tracer.leverage)
 
 

@@ -63,8 +63,11 @@ def stop(message: str, code: int = UNUSABLE) -> NoReturn:
 
 
 def check_writable(*files: Path | None, read: Sequence[Path | None] = ()) -> None:
-    """Exit before any work if a file could not be written, or is one of those that are read."""
+    """Exit before any work if a file could not be written, is one of those that are read, or is written twice."""
+    written = [file.resolve() for file in filter(None, files)]
     for file in filter(None, files):
+        if written.count(file.resolve()) > 1:
+            stop(f"expected a file of its own for each result, got {file} for two of them.")
         if not file.parent.is_dir():
             stop(f"expected a folder that exists, got {file.parent}. Make it first: mkdir -p {file.parent}")
         if file.is_dir():

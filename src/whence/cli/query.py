@@ -60,15 +60,15 @@ def predict(
     """Predict new rows with their variances, by a saved fit.
 
     Examples:
-    - `whence predict bank.whence new.csv` writes new-rows.csv
+    - `whence predict bank.whence new.csv` writes new-predictions.csv
     - `whence predict bank.whence new.csv --json > rows.json`
     - `whence predict network.whence --spec network.py` for a fit made by `whence fit`
     """
-    console.check_writable(csv, read=(data, spec))
+    console.check_writable(csv, read=(saved, data, spec))
     output = Output(as_json)
     query = _load(saved, data, spec, rows, delimiter, not quiet)
-    path = csv or (None if as_json else Path(f"{query.stem}-rows.csv"))
-    console.check_writable(path, read=(data, spec))
+    path = csv or (None if as_json else Path(f"{query.stem}-predictions.csv"))
+    console.check_writable(path, read=(saved, data, spec))
     frame = query.frame(verdicts)
     if path is not None:
         write_csv(path, frame)
@@ -142,7 +142,7 @@ def report(
 
     Examples: `whence report bank.whence new.csv --out new.html`, `whence report network.whence --spec network.py`
     """
-    console.check_writable(out, read=(data, spec))
+    console.check_writable(out, read=(saved, data, spec))
     output = Output(as_json)
     query = _load(saved, data, spec, rows, delimiter, not quiet)
     query.report(out)

@@ -113,7 +113,7 @@ def table(
     output = Output(as_json)
     read = read_table(data, rows, delimiter=delimiter, seed=seed, progress=Progress(not quiet))
     if target is None:
-        _list_columns(output, data, read)
+        _list_columns(output, data, read, {"--export": export, "--import": answers, "--save": save})
         return
     prepared = prepare(read.frame, target, task, ignore or (), groups, test=held_out, width=width, seed=seed)
     given, unanswered = (None, 0) if answers is None else read_answers(answers, prepared)
@@ -157,8 +157,13 @@ def table(
     output.finish(content)
 
 
-def _list_columns(output: Output, data: Path, read: TextTable) -> None:
-    """Print what each column holds, whether it can be predicted, and the command to run next."""
+def _list_columns(output: Output, data: Path, read: TextTable, files: dict[str, Path | None]) -> None:
+    """Print what each column holds, whether it can be predicted, and the command to run next.
+
+    Exits if there are files that only a target makes sense of.
+    """
+    if needing := [name for name, file in files.items() if file is not None]:
+        stop(f"expected --target with {', '.join(needing)}, got none. Without these, the columns are listed.")
     notes, columns = list(read.notes), []
     for name, cells in read.frame.items():
         found = detect_column(cells, notes)
@@ -371,7 +376,7 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
             output.say("  Not all rows have a verdict; --verdicts all gives one to each, which takes longer")
     _print_labels(output, content)
     if "import" in content:
-        _print_changes(output, content["import"], rows["test"])
+        _print_changes(output, content["import"], rows["test"], bool(content["target"]["classes"]))
     output.say()
     output.files(content["files"])
     output.fact("Time", f"{content['seconds']:.0f} s")
@@ -400,7 +405,7 @@ def _print_labels(output: Output, content: dict[str, Any]) -> None:
         output.rows([[f"In all, {content['wrong_labels']['words']}."]])
 
 
-def _print_changes(output: Output, changes: dict[str, Any], rows: int) -> None:
+def _print_changes(output: Output, changes: dict[str, Any], rows: int, classes: bool) -> None:
     """Print what answers changed; `rows` rows are held out."""
     amounts = {
         f"{count(len(changes['changed']), 'label')} changed": changes["changed"],
@@ -411,7 +416,8 @@ def _print_changes(output: Output, changes: dict[str, Any], rows: int) -> None:
     output.head("What the answers changed: " + ", ".join(words for words, some in amounts.items() if some))
     compared = [[name, *ends.values()] for name, ends in changes["compared"].items()]
     output.rows(compared, [f"{count(rows, 'held-out row')}, by the answers", "before", "after"], right=(1, 2))
-    output.say(f"  Predictions that changed, in all rows: {changes['predictions_changed']:,}")
+    moved = "that are another class now" if classes else "that moved by more than their std"
+    output.say(f"  Predictions {moved}, in all rows: {changes['predictions_changed']:,}")
 
 
 def _model_words(model: dict[str, Any]) -> list[str]:

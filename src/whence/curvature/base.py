@@ -187,8 +187,10 @@ class FittedCurvature(ABC):
     @property
     def degrees_of_freedom(self) -> float:
         """Trace of the hat matrix: sum_i trace of R_i^T Q_i R_i, from the leverage blocks Q (n, k, k)."""
-        roots = self.problem.hessian_roots
-        return float((roots * (self.leverage_blocks @ roots)).sum())
+        roots, blocks = self.problem.hessian_roots, self.leverage_blocks
+        if self.problem.identity_hessians:
+            return float(blocks.diagonal(dim1=1, dim2=2).sum())
+        return float((roots * (blocks @ roots)).sum())
 
     @abstractmethod
     def newton_step(self, with_direction: bool) -> NewtonStep:

@@ -73,7 +73,7 @@ class LeafFeatures:
             yield where, rows if shown is None else torch.einsum("nkr,nkc->ncr", rows, shown[where].to(rows.dtype))
 
     def _shown(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """Leaves (n, trees), and the matrix (n, k, c) of a view, which is linear in the outputs."""
+        """Leaves (n, trees), and the matrix (n, k, c) of a functional, which is linear in the outputs."""
         if not isinstance(inputs, OutputFunctional):
             return inputs["leaves"], None
         leaves = inputs.inputs["leaves"]
@@ -142,7 +142,7 @@ class FittedLeaves(FittedPrimal):
             met[batch.rows] = features.curvature_outside(batch.inputs, problem.k)[0].to(met.dtype)
         inside = torch.cat([some.square().sum(2) for _, some in found.rows.read("lengths")]).to(problem.dtype)
         outside = (whole - inside).clamp_min(0.0)
-        curved = problem.hessian_roots.square().sum(2)
+        curved = torch.ones_like(whole) if problem.identity_hessians else problem.hessian_roots.square().sum(2)
         curvature = curved * outside
         others = (curved * met - curvature.square()).sum() / curvature.sum().clamp_min(torch.finfo(met.dtype).tiny)
         share = outside / (found.ridge + curvature + others.clamp_min(0.0))

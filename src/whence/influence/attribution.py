@@ -213,7 +213,7 @@ class Attribution(Shown):
 
 
 def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, per_output: bool = False) -> Attribution:
-    """Attribute the variances of one batch, or of a view of its outputs; see `Tracer.attribute`.
+    """Attribute the variances of one batch, or of functionals of its outputs; see `Tracer.attribute`.
 
     With `per_output`, each visible output is a prediction of its own, ordered by input.
     """

@@ -45,6 +45,8 @@ def _own_change(fitted: Fitted) -> Tensor:
     Only "clip" needs the inverse of L_i, which is nearly singular where probabilities are certain.
     """
     residuals, adjusted, loo = fitted.weighted_residuals, fitted.adjusted.hec3, fitted.loo
+    if loo.policy == "clip" and fitted.problem.identity_hessians:
+        return adjusted - residuals
     if loo.policy == "clip":
         roots, change = fitted.problem.hessian_roots, adjusted - residuals
         roots, change = (fitted.problem.isometric(one) for one in (roots, change))  # the inverse depends on lengths

@@ -55,7 +55,7 @@ class GraphUses(NamedTuple):
 
 
 def uses_in_graph(outputs: Tensor, recorder: Recorder, parameters: Mapping[str, Tensor]) -> GraphUses:
-    """GraphUses from the outputs (n, k) back to parameters and recorded uses, and stop there."""
+    """Go back from the outputs (n, k) to parameters and recorded uses, and stop there."""
     records = recorder.records
     if not outputs.requires_grad:
         return GraphUses(outputs, [], set(), False, recorder.sites)

@@ -43,8 +43,8 @@ class Likelihood(ABC):
     "sum of squared errors + lambda ||w||^2"). `whence` multiplies by the sample weights: no method here gets them.
 
     Methods get outputs and residuals (n, k), targets as `check_targets` returns them, and roots R_i (n, k, q) of the
-    loss's Hessian. Degrees of freedom are those of the fit, for an unbiased estimate of the
-    noise; `None` for maximum likelihood.
+    loss's Hessian. Degrees of freedom are those of the fit, for an unbiased estimate of the noise; `None` for maximum
+    likelihood.
 
     Attributes:
         has_classes: whether the outputs are logits of classes, with probabilities and margins.

@@ -31,7 +31,7 @@ from whence.errors import (
 )
 from whence.runtime.model_state import as_bytes
 
-FORMAT = 9  # of files that are written and read
+FORMAT = 10  # of files that are written and read
 MOST_CHARACTERS, MOST_ENTRIES = 16 * 2**20, 2**20  # of a manifest: a parsed entry takes a hundred bytes
 DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32)  # that can be saved
 METADATA = re.compile(r'\{"format":([0-9]{1,9}),"sha256":"([0-9a-f]{64})","manifest":(.*)\}', re.DOTALL)
