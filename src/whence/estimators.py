@@ -118,7 +118,9 @@ def hat_roots(hats: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
 def are_identity(roots: Tensor) -> bool:
     """Whether roots (n, k, q) are one identity matrix, expanded, as for squared error: products with it cost memory."""
     _, k, q = roots.shape
-    return roots.stride(0) == 0 and k == q and torch.equal(roots[0], torch.eye(k).to(roots))
+    if roots.stride(0) != 0 or k != q:
+        return False
+    return torch.equal(roots[0], torch.eye(k, dtype=roots.dtype, device=roots.device))
 
 
 def leave_groups_out(
