@@ -166,8 +166,20 @@ def test_true_answers_come_back_and_help(exported: Exported) -> None:
     assert [row for row in held_out if after[int(row)]["part"] != "held out"] == []
 
 
+def test_what_was_answered_is_not_asked_again(exported: Exported, tmp_path: Path) -> None:
+    asked = [row for row in exported.csv if row["label"]][:5]
+    path = answered(asked, [row["label"] for row in asked], tmp_path / "confirmed.csv")
+    content = run(exported.data, "--import", path, "--export", tmp_path / "again.csv", "--export-rows", "60")
+    rows = {int(row["row"]) for row in asked}
+    assert set(content["import"]["confirmed"]) == rows
+    again = {int(row["row"]) for row in read(tmp_path / "again.csv")} | {row["row"] for row in content["suspects"]}
+    assert again
+    assert not rows & again
+
+
 def test_what_a_person_sees(exported: Exported, tmp_path: Path) -> None:
-    path = answered(exported.csv, [exported.truth[int(row["row"]) - 1] for row in exported.csv], tmp_path / "a.csv")
+    some = exported.csv[10:]  # the most doubtful labels are left to be asked about
+    path = answered(some, [exported.truth[int(row["row"]) - 1] for row in some], tmp_path / "a.csv")
     options = ("--width", "4", "-q", "--no-report", "--verdicts", "none", "--csv", tmp_path / "r.csv", "--import", path)
     result = call("table", exported.data, "-t", "colour", "--model", "network", *options)
     assert result.exit_code == 0, result.output

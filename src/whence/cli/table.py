@@ -135,6 +135,8 @@ def table(
             "unanswered": unanswered,
             **_changes(before, prepared, given, first, (predictions, judged)),
         }
+        answered = prepared.frame.index.get_indexer(given.index)
+        judged.loc[answered, "contradicted"] = False  # a person has looked at these labels
     content |= _fit_summary(prepared, fitted, predictions, judged)
     write_csv(csv_path, predictions.rows_frame(split.names(), suggestions(judged, fitted.model.target)))
     if report_path is not None:
@@ -144,8 +146,8 @@ def table(
         save_table(fitted, save)
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
     if corrected is not None:
-        answered = sorted(content["import"]["changed"] + content["import"]["labelled"])
-        write_corrected(corrected, read, prepared.frame.loc[answered, target])
+        changed = sorted(content["import"]["changed"] + content["import"]["labelled"])
+        write_corrected(corrected, read, prepared.frame.loc[changed, target])
         content["files"]["corrected"] = corrected
     if export is not None:
         items = work_items(prepared, fitted, judged, export_rows)
