@@ -283,10 +283,11 @@ def by_hand(
     agreeing = curve(average[0]) <= limit
     some = agreeing if agreeing.sum() >= max(n / 2, 19) else np.ones(n, dtype=bool)
     by = 0 if answers is None else 1
-    closest = [np.sort(np.take_along_axis(similar[by][j], orders[j][:, :10], 1), axis=1)[:, -5:] for j in (0, 1)]
-    distances = [np.sqrt(2 - 2 * some).mean(1) for some in closest]
+    closest = [order_by(similar[by][0], True)[:, :5], order_by(similar[by][1], False)[:, :5]]
+    chords = [np.sqrt(2 - 2 * np.take_along_axis(similar[by][j], closest[j], 1)) for j in (0, 1)]
+    distances = [chord.mean(1) for chord in chords]
     remote, spread = excess(distances, answers, some)
-    local = [distance / distances[0][order[:, :10]].mean(1) for distance, order in zip(distances, orders, strict=True)]
+    local = [distance / distances[0][near].mean(1) for distance, near in zip(distances, closest, strict=True)]
     remote = [far + 0.5 * dense for far, dense in zip(remote, excess(local, None, some)[0], strict=True)]
     noisy = ~agreeing if ambiguity is None else ~agreeing & (noise[0] > noise_limit)
     return {
@@ -496,7 +497,7 @@ def test_what_is_approximated_is_said(
     tracer = fit(model, [(x, y)], ridge=RIDGE)
     found = tracer.explain([x[:2], x[2:4]])
     assert len(found) == 4
-    assert found.notes == ("Inputs are compared with 20 of 30 training examples.",)
+    assert found.notes == ("Noise is measured with 20 and scarcity with 30 of 30 training examples.",)
     assert all(note in " ".join(str(found).split()) for note in found.notes)
     saved = SavedNetwork(tracer, x[:4], [], "")
     saved.frame(verdicts=True)

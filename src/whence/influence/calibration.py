@@ -25,7 +25,7 @@ from torch import Tensor
 
 from whence.influence.classes import Codes, class_codes, class_labels, has_several_labels, predicted_probability
 from whence.influence.fitted import Fitted
-from whence.influence.neighbours import CANDIDATES, Neighbours
+from whence.influence.neighbours import Neighbours, positions
 from whence.jacobian.leaves import LeafSum
 
 # Labels, and targets of a regression (the second number), are called noisy if the square expected around them is this
@@ -114,11 +114,11 @@ class Calibration:
 
         # How far is each training example from the others?
         answers = torch.zeros_like(index) if answers is None else answers
-        candidates = neighbours.nearest[:, :CANDIDATES]
-        own = neighbours.by_within.distances(neighbours.by_within.known, candidates).to(squares)
-        distances = DistanceScale.of(own, candidates, answers, ordinary)
-        distance_z = distances.z_scores(own, candidates, answers)
-        some = f"Inputs are compared with {len(index):,} of {known:,} training examples."
+        lengths, near = neighbours.training_distances()
+        lengths, here = lengths.to(squares), positions(neighbours.measured, index)
+        distances = DistanceScale.of(lengths, lengths[here], near[here], answers, ordinary)
+        distance_z = distances.z_scores(lengths[here], near[here], answers)
+        number = f"{len(index):,} and scarcity with {len(neighbours.measured):,} of {known:,}"
         return cls(
             neighbours=neighbours,
             squares=squares,
@@ -133,7 +133,7 @@ class Calibration:
             rare=rare,
             codes=codes,
             unit=unit,
-            notes=(some,) if len(index) < known else (),
+            notes=(f"Noise is measured with {number} training examples.",) if len(index) < known else (),
         )
 
     def disagreement(self, average: Tensor) -> Tensor:
@@ -360,15 +360,18 @@ class LogScale:
 class DistanceScale:
     """Distances of the training examples, each from the others, with which that of an input is compared."""
 
-    known: Tensor  # (s,)
+    known: Tensor  # (l,) of all examples that distances are measured from
     by_class: LogScale
     local: LogScale  # of distances relative to those of the nearest examples
 
     @classmethod
-    def of(cls, known: Tensor, near: Tensor, answers: Tensor, ordinary: Tensor) -> DistanceScale:
-        """From distances (s,), the nearest examples (s, c), predicted classes (s,), and which are ordinary (s,)."""
-        local = LogScale.of(known / average_of(known, near), torch.zeros_like(answers), ordinary)
-        return cls(known, LogScale.of(known, answers, ordinary), local)
+    def of(cls, known: Tensor, own: Tensor, near: Tensor, answers: Tensor, ordinary: Tensor) -> DistanceScale:
+        """From all distances (l,), and what is known of s examples.
+
+        These are distances (s,), nearest examples (s, c), predicted classes (s,), and which are ordinary (s,).
+        """
+        local = LogScale.of(own / average_of(known, near), torch.zeros_like(answers), ordinary)
+        return cls(known, LogScale.of(own, answers, ordinary), local)
 
     def z_scores(self, distances: Tensor, near: Tensor, answers: Tensor) -> Tensor:
         """(m,) how far inputs are from the training examples, in standard deviations of ordinary examples.

@@ -247,7 +247,7 @@ def explain(
     # How much the labels of these examples contradict each other, and how far away they are.
     disagreement = calibration.disagreement(around.average)
     noise = calibration.noise(disagreement, ambiguity)
-    distance_z = calibration.distances.z_scores(around.distances, around.candidates, answers)
+    distance_z = calibration.distances.z_scores(around.distances, around.nearest, answers)
     found = Explanation(
         level=level,
         noise=noise,

@@ -14,7 +14,7 @@ with the eigenvalues v and eigenvectors U of K, of which the leading ones suffic
 that is left out, a_i = -[(K + I)^-1]_ij / [(K + I)^-1]_jj. Labels count with weights proportional to a_i^2, as in the
 variance of this prediction. For this, layers are whitened by the scatter of all examples. How far an input is from the
 examples is measured with their scatter around the mean of the same answer instead, so that directions in which inputs
-with the same answer hardly differ count more.
+with the same answer hardly differ count more. Distances are cheap, so they are measured from more examples.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from whence.jacobian.leaves import LeafSum
 from whence.linalg import eigh, largest, solve_lower
 from whence.runtime.execution import partial_data_error
 
-COMPARED = 2000  # training examples, evenly spaced, that inputs are compared with
-# Nearest training examples over which a distance is averaged, and how many nearest ones by the scatter of all examples
-# these are sought among.
-NEAREST, CANDIDATES = 5, 10
+COMPARED = 2000  # training examples, evenly spaced, whose labels tell about an input
+# Training examples, evenly spaced, that distances are measured from, and how many nearest ones a distance is the mean
+# over. With 2,000 of 9,000 images of MNIST missing classes are found with an AUROC of .92, with all of them .94.
+MEASURED, NEAREST = 5000, 5
+GRID = 2  # images are compared by the means over so many by so many fields of each channel
 MOST_LAYERS, MOST_TREES = 8, 100  # layers, or trees, evenly spaced, that are compared
 # Inputs of a layer that are wider are projected at random to the first number of directions. Of these, the second
-# number with the largest variance are compared.
-WIDEST, LEADING = 1024, 128
+# number with the largest variance are compared for noise, and the third for distances.
+WIDEST, LEADING, LEADING_WITHIN = 1024, 128, 64
 # A layer's weight is this power of the share of the answers' variance that neighbours explain, scored by as many
 # examples. Layers with less weight are left out.
 WEIGHT_POWER, SCORED, LEAST_WEIGHT = 4, 1000, 0.02
@@ -75,7 +76,7 @@ def outputs_and_layers(fitted: Fitted, inputs: Inputs, names: Sequence[str] | No
 
     def keep(name: str, layer: nn.Module, given: tuple[object, ...]) -> None:
         if given and isinstance(given[0], Tensor) and given[0].is_floating_point() and given[0].dim() > 1:
-            found[name] = mean_over_positions(given[0], 1 if isinstance(layer, _ConvNd) else -1)
+            found[name] = means_over_fields(given[0]) if isinstance(layer, _ConvNd) else mean_over_positions(given[0])
 
     hooks = [
         layer.register_forward_pre_hook(partial(keep, name))
@@ -94,18 +95,34 @@ def outputs_and_layers(fitted: Fitted, inputs: Inputs, names: Sequence[str] | No
         trees = evenly_spaced(torch.arange(leaves.shape[1], device=leaves.device), MOST_TREES)
         return outputs, {"leaves": leaves[:, trees]}
     layers = {name: given for name, given in found.items() if len(given) == len(outputs)}
-    return outputs, layers or {OUTPUTS: mean_over_positions(outputs, -1)}
+    return outputs, layers or {OUTPUTS: mean_over_positions(outputs)}
 
 
-def mean_over_positions(values: Tensor, channels: int) -> Tensor:
-    """(m, d) means of values (m, ..., d, ...) over all but the first axis and the one of the channels.
+def mean_over_positions(values: Tensor) -> Tensor:
+    """(m, d) means of values (m, ..., d) over all axes but the first and the last.
 
     Examples:
-        >>> mean_over_positions(torch.ones(2, 3, 4, 4), 1).shape, mean_over_positions(torch.ones(2, 7, 5), -1).shape
-        (torch.Size([2, 3]), torch.Size([2, 5]))
+        >>> mean_over_positions(torch.ones(2, 7, 5)).shape
+        torch.Size([2, 5])
     """
-    found = values.movedim(channels, 1).flatten(2).mean(2) if values.dim() > 2 else values
+    found = values.flatten(1, -2).mean(1) if values.dim() > 2 else values
     return found.to(torch.promote_types(found.dtype, torch.float32))
+
+
+def means_over_fields(images: Tensor) -> Tensor:
+    """(m, d f) means of images (m, d, ...) over each of f fields, two along every axis of two or more positions.
+
+    Where something is in an image is lost in a mean over all of it.
+
+    Examples:
+        >>> means_over_fields(torch.tensor([[[[1.0, 3.0, 0.0, 0.0], [5.0, 7.0, 0.0, 2.0]]]]))
+        tensor([[2., 0., 6., 1.]])
+    """
+    found = images.to(torch.promote_types(images.dtype, torch.float32))
+    for axis in range(2, images.dim()):
+        fields = [part.mean(axis, keepdim=True) for part in found.tensor_split(min(GRID, found.shape[axis]), axis)]
+        found = torch.cat(fields, axis)
+    return found.flatten(1)
 
 
 @dataclass(frozen=True)
@@ -146,6 +163,7 @@ class Whitening:
         total = whitening(vectors / (values + mean).sqrt())
         if answers is None:
             return total, total
+        vectors = vectors[:, -LEADING_WITHIN:]
         within = centered @ vectors
         means = within.new_zeros(int(answers.max()) + 1, within.shape[1]).index_add_(0, answers, within)
         within = within - (means / torch.bincount(answers).clamp_min(1).unsqueeze(1))[answers]
@@ -191,27 +209,34 @@ class Embedding:
         """(m, d) vectors of inputs, from the inputs of their layers."""
         return embed(self.whitenings, layers) if self.whitenings else layers["leaves"]
 
-    def similarities(self, vectors: Tensor, near: Tensor | None = None) -> Tensor:
-        """At most one, of vectors (m, d) with all training examples (m, s), or with some `near` (m, c) of them."""
+    def similarities(self, vectors: Tensor) -> Tensor:
+        """(m, s) similarities of vectors (m, d) with all training examples, at most one."""
         if self.whitenings:
-            return vectors @ self.known.T if near is None else (self.known[near] @ vectors.unsqueeze(2)).squeeze(2)
-        if near is not None:
-            return (self.known[near] == vectors.unsqueeze(1)).float().mean(2)
+            return vectors @ self.known.T
         found = torch.zeros(len(vectors), len(self.known), dtype=torch.float32, device=vectors.device)
         for ours, theirs in zip(vectors.T, self.known.T, strict=True):
             found += ours.unsqueeze(1) == theirs
         return found / vectors.shape[1]
 
-    def distances(self, vectors: Tensor, near: Tensor) -> Tensor:
-        """(m,) mean distance from the nearest few of some training examples (m, c), as chords of a sphere."""
-        if not near.shape[1]:
-            return torch.ones(len(vectors), device=vectors.device)
-        each = max(1, near.shape[1] * vectors.shape[1])
+    def distances(self, vectors: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(m,) mean distance of vectors (m, d) from the nearest few training examples (m, c), and which these are.
+
+        Distances are chords of a sphere. Inputs that are training examples, at the positions `own` (m,) or -1, are not
+        compared with themselves.
+        """
         parts = [
-            self.similarities(vectors[some], near[some]).topk(min(NEAREST, near.shape[1]), dim=1).values
-            for some in torch.arange(len(vectors), device=vectors.device).split(max(1, COMPARED_AT_ONCE // each))
+            most_similar(self.similarities(vectors[some]), NEAREST, None if own is None else own[some])
+            for some in torch.arange(len(vectors), device=vectors.device).split(chunk_length(len(self.known)))
         ]
-        return (2.0 - 2.0 * torch.cat(parts)).clamp_min(LEAST_DISTANCE**2).sqrt().mean(1)
+        similar, near = (torch.cat(each) for each in zip(*parts, strict=True))
+        if not near.shape[1]:
+            return torch.ones(len(vectors), device=vectors.device), near
+        return (2.0 - 2.0 * similar).clamp_min(LEAST_DISTANCE**2).sqrt().mean(1), near
+
+
+def chunk_length(compared: int) -> int:
+    """How many inputs are compared at once with so many training examples."""
+    return max(1, COMPARED_AT_ONCE // compared)
 
 
 def embed(whitenings: Mapping[str, tuple[Whitening, float]], layers: Layers) -> Tensor:
@@ -224,8 +249,8 @@ class Surroundings(NamedTuple):
 
     average: Tensor  # (m,) of the squares of their labels
     effective: Tensor  # (m,) effective number of examples in this average
-    distances: Tensor  # (m,) from the nearest of the candidates
-    candidates: Tensor  # (m, c) the most similar examples, as positions among those compared
+    distances: Tensor  # (m,) from the nearest examples
+    nearest: Tensor  # (m, c) these, as positions among those that distances are measured from
     check: Tensor  # (m, t) training examples that add most to the average
     near: Tensor  # (m, t) training examples with the largest weights in it
 
@@ -234,9 +259,10 @@ class Surroundings(NamedTuple):
 class Neighbours:
     """The training examples that inputs are compared with (see the top of this module)."""
 
-    index: Tensor  # (s,) which training examples these are, ascending
-    by_total: Embedding  # whitened by the total scatter: finds the examples whose labels tell about an input
-    by_within: Embedding  # whitened by the scatter within classes: measures distances from the examples
+    index: Tensor  # (s,) the training examples whose labels tell about an input, ascending
+    measured: Tensor  # (l,) those that distances are measured from, ascending
+    by_total: Embedding  # of the former, whitened by the total scatter
+    by_within: Embedding  # of the latter, whitened by the scatter within classes
     names: tuple[str, ...]  # of the layers
     nearest: Tensor  # (s, c) the most similar other examples of each
     bandwidth: float
@@ -249,11 +275,14 @@ class Neighbours:
 
         Also returns the outputs (s, ..., k) for these examples, and their predicted classes (s,), if there are any.
         """
-        index = evenly_spaced(fitted.counted.nonzero().squeeze(1), COMPARED)
+        counted = fitted.counted.nonzero().squeeze(1)
+        trees = isinstance(fitted.problem.network.model, LeafSum)
+        measured = evenly_spaced(counted, COMPARED if trees else MEASURED)
+        index = evenly_spaced(measured, COMPARED)
         parts, seen = [], None
         for _, inputs, _ in training_examples(fitted, index, "inputs of the layers"):
             if seen is None:  # a layer whose first axis is not that of the examples may have their number by chance
-                seen = tuple(outputs_and_layers(fitted, take(inputs, slice(0, 1)))[1])
+                seen = evenly_chosen(tuple(outputs_and_layers(fitted, take(inputs, slice(0, 1)))[1]))
             parts.append(outputs_and_layers(fitted, inputs, seen))
         if sum(len(outputs) for outputs, _ in parts) != len(index):
             raise partial_data_error()
@@ -262,22 +291,26 @@ class Neighbours:
         layers = joined_layers([layers for _, layers in parts])
         weights, first, rank = {"leaves": 1.0}, next(iter(layers)), len(index)
         by_total = by_within = Embedding({}, layers[first])
-        if not isinstance(fitted.problem.network.model, LeafSum):
+        if not trees:
             pairs = {name: Whitening.of(some, answers, codes is None or name == first) for name, some in layers.items()}
             weights = layer_weights({name: pairs[name][0](some) for name, some in layers.items()}, outputs, answers)
-            scaled = [{name: (pairs[name][at], weight**0.5) for name, weight in weights.items()} for at in (0, 1)]
-            by_total, by_within = (Embedding(whitenings, embed(whitenings, layers)) for whitenings in scaled)
-            rank = RANK
+            roots = {name: weight**0.5 for name, weight in weights.items()}
+            total, within = ({name: (pairs[name][at], root) for name, root in roots.items()} for at in (0, 1))
+            by_total, rank = Embedding(total, embed(total, layers)), RANK
+            known = [
+                embed(within, outputs_and_layers(fitted, inputs, tuple(weights))[1])
+                for _, inputs, _ in training_examples(fitted, measured, "distances of the examples")
+            ]
+            by_within = Embedding(within, torch.cat(known))
         similar = by_total.similarities(by_total.known)
         itself, count = torch.arange(len(index), device=index.device), neighbour_count(len(index))
-        values, nearest = most_similar(similar, max(count, CANDIDATES), itself)
+        values, nearest = most_similar(similar, count, itself)
         bandwidth = LEAST_BANDWIDTH
         if values.shape[1]:
-            unlike = 1.0 - values[:, min(count, values.shape[1]) - 1]
-            bandwidth = max(BANDWIDTH_FACTOR * float(unlike.median()), bandwidth)
+            bandwidth = max(BANDWIDTH_FACTOR * float((1.0 - values[:, -1]).median()), bandwidth)
         sizes, vectors = (some[..., -rank:].to(values) for some in eigh(((similar - 1.0) / bandwidth).double().exp()))
         shrinkage = sizes / (sizes + 1.0)
-        found = cls(index, by_total, by_within, tuple(weights), nearest, bandwidth, vectors, shrinkage)
+        found = cls(index, measured, by_total, by_within, tuple(weights), nearest, bandwidth, vectors, shrinkage)
         return found, outputs, answers
 
     def surroundings(self, layers: Layers, squares: Tensor, top: int, examples: Tensor | None) -> Surroundings:
@@ -286,19 +319,17 @@ class Neighbours:
         Inputs that are training `examples` (m,), -1 for others, are not compared with themselves.
         """
         total, within = self.by_total(layers), self.by_within(layers)
-        own = None if examples is None else self.positions(examples)
+        own, same = (None if examples is None else positions(one, examples) for one in (self.index, self.measured))
+        distances, nearest = self.by_within.distances(within, same)
         named, parts = min(top, len(squares) - (own is not None)), []
-        for some in torch.arange(len(total), device=total.device).split(max(1, COMPARED_AT_ONCE // len(squares))):
-            itself = None if own is None else own[some]
-            similar = self.by_total.similarities(total[some])
-            candidates = most_similar(similar, CANDIDATES, itself)[1]
-            weights = self.weights(similar, itself)
+        for some in torch.arange(len(total), device=total.device).split(chunk_length(len(squares))):
+            weights = self.weights(self.by_total.similarities(total[some]), None if own is None else own[some])
             values = squares.to(weights)
             part = Surroundings(
                 average=(weights @ values).to(squares),
                 effective=(1.0 / weights.square().sum(1)).to(squares),
-                distances=self.by_within.distances(within[some], candidates).to(squares),
-                candidates=candidates,
+                distances=distances[some].to(squares),
+                nearest=nearest[some],
                 check=self.index[largest(weights * values, named)[1]],
                 near=self.index[largest(weights, named)[1]],
             )
@@ -330,10 +361,21 @@ class Neighbours:
         itself = torch.arange(len(self.index), device=self.index.device)
         return self.weights(self.by_total.similarities(self.by_total.known), itself)
 
-    def positions(self, examples: Tensor) -> Tensor:
-        """(m,) positions among the compared ones of training examples (m,), -1 for others."""
-        at = torch.searchsorted(self.index, examples).clamp_max(len(self.index) - 1)
-        return torch.where(self.index[at] == examples, at, -1)
+    def training_distances(self) -> tuple[Tensor, Tensor]:
+        """(l,) mean distance of each example that distances are measured from, from the nearest others (l, c)."""
+        known = self.by_within.known
+        return self.by_within.distances(known, torch.arange(len(known), device=known.device))
+
+
+def positions(index: Tensor, examples: Tensor) -> Tensor:
+    """(m,) positions of training examples (m,) among some of them, ascending, and -1 for others.
+
+    Examples:
+        >>> positions(torch.tensor([2, 5, 7]), torch.tensor([5, 6, 2]))
+        tensor([ 1, -1,  0])
+    """
+    at = torch.searchsorted(index, examples).clamp_max(len(index) - 1)
+    return torch.where(index[at] == examples, at, -1)
 
 
 def most_similar(similar: Tensor, count: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -356,13 +398,16 @@ def neighbour_count(examples: int) -> int:
 
 
 def joined_layers(parts: Sequence[Layers]) -> dict[str, Tensor]:
-    """The layers that have finite inputs of one width in all batches, joined; at most a few, evenly spaced."""
+    """The layers that have finite inputs of one width in all batches, joined."""
     names = [name for name in parts[0] if all(name in part for part in parts)]
     names = [name for name in names if len({part[name].shape[1] for part in parts}) == 1]
     joined = {name: torch.cat([part[name] for part in parts]) for name in names}
-    names = [name for name, given in joined.items() if bool(torch.isfinite(given).all())]
-    places = evenly_spaced(torch.arange(len(names), device="cpu"), MOST_LAYERS).tolist()
-    return {names[at]: joined[names[at]] for at in places}
+    return {name: given for name, given in joined.items() if bool(torch.isfinite(given).all())}
+
+
+def evenly_chosen(names: Sequence[str]) -> list[str]:
+    """At most a few names of layers, evenly spaced."""
+    return [names[at] for at in evenly_spaced(torch.arange(len(names), device="cpu"), MOST_LAYERS).tolist()]
 
 
 def layer_weights(units: Mapping[str, Tensor], outputs: Tensor, answers: Tensor | None) -> dict[str, float]:
