@@ -263,8 +263,8 @@ class Tracer(Fitted):
         """Say for each prediction whether to trust it, and if not, whether labels or data are the cause.
 
         Two numbers decide, noise and scarcity, which mean the same for every loss and structure; see `Explanation`. The
-        first call costs a forward pass over the training examples that inputs are compared with: all of them, or
-        2,000, evenly spaced. Each call costs about twice as much as `predict`, or less.
+        first call costs two forward passes over the training examples that inputs are compared with: all of them, or
+        2,000 for noise and 5,000 for scarcity, evenly spaced. Each call costs about two times `predict`, or less.
 
         Args:
             x: as for `predict`.

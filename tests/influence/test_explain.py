@@ -22,7 +22,7 @@ from classification import linear_softmax
 from doubles import fit
 from whence.cli.query import SavedNetwork
 from whence.errors import InputError, ShapeError
-from whence.influence import Calibration
+from whence.influence import Calibration, neighbours
 from whence.influence.calibration import DistanceScale, LogScale
 from whence.influence.classes import predicted_classes
 from whence.influence.fitted import leave_one_out_leverage
@@ -493,7 +493,7 @@ def test_what_is_approximated_is_said(
     y = torch.randn(30, 2, generator=generator, dtype=torch.float64)
     model = torch.nn.Linear(3, 2, dtype=torch.float64)
     assert fit(model, [(x, y)], ridge=RIDGE).explain(x[:2]).notes == ()
-    monkeypatch.setattr("whence.influence.neighbours.COMPARED", 20)
+    monkeypatch.setattr(neighbours, "COMPARED", 20)
     tracer = fit(model, [(x, y)], ridge=RIDGE)
     found = tracer.explain([x[:2], x[2:4]])
     assert len(found) == 4
@@ -692,7 +692,7 @@ def test_training_examples_are_as_ambiguous_as_the_fit_without_them(generator: t
 def test_some_of_many_examples_stand_for_all(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     tracer, points = classifier_with_wrong_labels(generator)
     everything = tracer.explain(points)
-    monkeypatch.setattr("whence.influence.neighbours.COMPARED", 300)
+    monkeypatch.setattr(neighbours, "COMPARED", 300)
     tracer.__dict__.pop("_calibration")
     half = tracer.explain(points)
     same = [one == other for one, other in zip(half.verdicts, everything.verdicts, strict=True)]

@@ -14,6 +14,7 @@ import networks
 import oracles
 import whence
 from doubles import fit
+from whence.influence import training
 from whence.influence.training import change_without, cooks_distance
 
 RIDGE = 0.5
@@ -114,7 +115,7 @@ def test_groups_have_no_single_examples() -> None:
 @pytest.fixture
 def learned_by_heart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels are judged by the fit without them, however much a network has learned them."""
-    monkeypatch.setattr("whence.influence.training.LEARNED", -math.inf)
+    monkeypatch.setattr(training, "LEARNED", -math.inf)
 
 
 CLASSES = {"categorical": 3, "bernoulli": 2}

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import whence
+from whence.influence import training
 
 mpmath.mp.dps = 60
 WRONG = 3
@@ -79,7 +80,7 @@ def exact_doubts(outputs: Any, x: Any, labels: list[int], ridge: float, weights:
 def test_suspicion_and_its_order_hold_at_any_gap(
     gap: float, weights: list[float] | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whence.influence.training.LEARNED", -math.inf)  # suspects in the order of their suspicion
+    monkeypatch.setattr(training, "LEARNED", -math.inf)  # suspects in the order of their suspicion
     model, x, labels = problem(gap, dtype)
     likelihood = whence.Categorical(weight=weights)
     tracer = whence.fit(model, [(x, labels)], likelihood=likelihood, structure="exact", ridge=0.5, progress=False)

@@ -213,10 +213,9 @@ class Embedding:
         """(m, s) similarities of vectors (m, d) with all training examples, at most one."""
         if self.whitenings:
             return vectors @ self.known.T
-        found = torch.zeros(len(vectors), len(self.known), dtype=torch.float32, device=vectors.device)
-        for ours, theirs in zip(vectors.T, self.known.T, strict=True):
-            found += ours.unsqueeze(1) == theirs
-        return found / vectors.shape[1]
+        first = self.known.amin(0)  # numbers of the leaves of one tree are exact in single precision
+        ours, theirs = ((leaves - first).float() for leaves in (vectors, self.known))
+        return 1.0 - torch.cdist(ours, theirs, p=0.0) / vectors.shape[1]  # which counts differences
 
     def distances(self, vectors: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(m,) mean distance of vectors (m, d) from the nearest few training examples (m, c), and which these are.
@@ -288,7 +287,7 @@ class Neighbours:
             raise partial_data_error()
         outputs = torch.cat([outputs for outputs, _ in parts])
         answers = predicted_classes(fitted, outputs, codes)
-        layers = joined_layers([layers for _, layers in parts])
+        layers = joined_layers([layers for _, layers in parts]) or {OUTPUTS: mean_over_positions(outputs)}
         weights, first, rank = {"leaves": 1.0}, next(iter(layers)), len(index)
         by_total = by_within = Embedding({}, layers[first])
         if not trees:
