@@ -493,7 +493,7 @@ def test_what_is_approximated_is_said(
     y = torch.randn(30, 2, generator=generator, dtype=torch.float64)
     model = torch.nn.Linear(3, 2, dtype=torch.float64)
     assert fit(model, [(x, y)], ridge=RIDGE).explain(x[:2]).notes == ()
-    monkeypatch.setattr(neighbours, "COMPARED", 20)
+    monkeypatch.setattr(neighbours, "COMPARED", 20)  # 2,000 would be more than there are
     tracer = fit(model, [(x, y)], ridge=RIDGE)
     found = tracer.explain([x[:2], x[2:4]])
     assert len(found) == 4
@@ -692,12 +692,44 @@ def test_training_examples_are_as_ambiguous_as_the_fit_without_them(generator: t
 def test_some_of_many_examples_stand_for_all(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     tracer, points = classifier_with_wrong_labels(generator)
     everything = tracer.explain(points)
-    monkeypatch.setattr(neighbours, "COMPARED", 300)
+    monkeypatch.setattr(neighbours, "COMPARED", 300)  # half of the examples
     tracer.__dict__.pop("_calibration")
     half = tracer.explain(points)
     same = [one == other for one, other in zip(half.verdicts, everything.verdicts, strict=True)]
     assert sum(same) >= 0.8 * len(same)
     assert bool(torch.isin(half.near, tracer._calibration.neighbours.index).all())
+
+
+def test_distances_are_measured_from_more_examples_than_labels_are_averaged_over(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracer, points = classifier_with_wrong_labels(generator)
+    monkeypatch.setattr(neighbours, "COMPARED", 40)  # so that both are some of the examples, and not the same
+    monkeypatch.setattr(neighbours, "MEASURED", 90)
+    tracer.__dict__.pop("_calibration", None)
+    tracer.explain(points)
+    found = tracer._calibration.neighbours
+    assert (len(found.index), len(found.measured)) == (40, 90)
+    assert bool(torch.isin(found.index, found.measured).all())
+    known = found.by_within.known
+    chords = (known.unsqueeze(1) - known).norm(dim=2).fill_diagonal_(math.inf).sort(dim=1)
+    distances, nearest = found.training_distances()
+    torch.testing.assert_close(distances, chords.values[:, :5].mean(1).clamp_min(1e-3), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(known[nearest[:, 0]], known[chords.indices[:, 0]], rtol=1e-4, atol=1e-4)
+
+
+def test_where_something_is_in_an_image_counts(generator: torch.Generator) -> None:
+    """Spots in the upper half are ordinary, those in the lower half are not. Means over the image are the same."""
+    images = 0.1 * torch.randn(200, 1, 6, 6, generator=generator, dtype=torch.float64)
+    label = torch.arange(200) % 2
+    images[torch.arange(200), 0, 1, 1 + 3 * label] += 3.0 + label
+    torch.manual_seed(0)
+    pooled = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 1), *pooled, torch.nn.Linear(4, 2)).double()
+    found = fit(model, [(images, label)], likelihood="categorical").explain(
+        torch.cat([images[:20], images[:20].flip(2)])
+    )
+    assert float(found.scarcity[20:].min()) > float(found.scarcity[:20].max())
 
 
 def test_an_input_unlike_others_with_its_answer_is_scarce() -> None:

@@ -115,7 +115,7 @@ def test_groups_have_no_single_examples() -> None:
 @pytest.fixture
 def learned_by_heart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels are judged by the fit without them, however much a network has learned them."""
-    monkeypatch.setattr(training, "LEARNED", -math.inf)
+    monkeypatch.setattr(training, "LEARNED", -math.inf)  # suspects in the order of their suspicion
 
 
 CLASSES = {"categorical": 3, "bernoulli": 2}
