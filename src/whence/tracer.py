@@ -264,7 +264,7 @@ class Tracer(Fitted):
 
         Two numbers decide, noise and scarcity, which mean the same for every loss and structure; see `Explanation`. The
         first call costs two forward passes over the training examples that inputs are compared with: all of them, or
-        2,000 for noise and 5,000 for scarcity, evenly spaced. Each call costs three times `predict` at most.
+        2,000 for noise and 5,000 for scarcity, evenly spaced. Each call costs about one to three times `predict`.
 
         Args:
             x: as for `predict`.
