@@ -77,18 +77,18 @@ def disentanglement(seed: int) -> Study:
 
 STUDIES: dict[str, list[Study]] = {
     "verdicts": [
-        verdicts("cifar-10", range(390, 393), 35),
-        verdicts("cifar-10, ViT", range(390, 393), 35),
-        verdicts("cifar-10", range(393, 395), 35),
-        verdicts("cifar-10, ViT", range(393, 395), 35),
-        verdicts("fashion-mnist", range(390, 395), 5),
-        verdicts("cifar-10, squared error", range(390, 393), 35),
-        verdicts("cifar-10, squared error", range(393, 395), 35),
+        verdicts("cifar-10", range(395, 398), 35),
+        verdicts("cifar-10, ViT", range(395, 398), 35),
+        verdicts("cifar-10", range(398, 400), 35),
+        verdicts("cifar-10, ViT", range(398, 400), 35),
+        verdicts("fashion-mnist", range(395, 400), 5),
+        verdicts("cifar-10, squared error", range(395, 398), 35),
+        verdicts("cifar-10, squared error", range(398, 400), 35),
     ],
     "people": [
-        *(people(labels, seed, 0, 70) for seed in (331, 332, 333) for labels in ("aggregate", "worst")),
-        people("aggregate", 334, 5, 300),
-        people("worst", 334, 5, 300),
+        *(people(labels, seed, 0, 70) for seed in (341, 342, 343) for labels in ("aggregate", "worst")),
+        people("aggregate", 344, 5, 300),
+        people("worst", 344, 5, 300),
     ],
     "disentanglement": [disentanglement(seed) for seed in range(5)],
     "datamodeling": [

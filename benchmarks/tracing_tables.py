@@ -90,7 +90,7 @@ def verdicts(record: Row) -> str:
             areas.append([case, contrast, *(cells.get(key, "") for key in names)])
     parts = [made(record), f"Percentage of the points that are called {told}.", table(head, lines)]
     parts += [
-        "AUROC, means over draws; HeC3/Ho is `ratio`, and `unusual` ranks by `scarcity_p`.",
+        "AUROC, means over draws; HeC3/Ho is `ratio`, *wrong, right* are predictions of other classes.",
         table(" | ".join(["study", "", *names]), areas),
     ]
     for (case,), rows in studies.items():
@@ -109,14 +109,14 @@ def mean(values: Iterable[float | None]) -> float:
 def draws_table(rows: list[Row], told: str) -> str:
     """Every draw: counts of each verdict by class, and the areas of the two numbers."""
     head = "draw | noisy, missing class | accuracy of others | noise: noisy, rest | noise: noisy, missing | "
-    head += "unusual: missing, rest | separable | " + " | ".join(f"{group}: {told}" for group in GROUPS)
+    head += "scarcity: missing, rest | separable | " + " | ".join(f"{group}: {told}" for group in GROUPS)
     lines = [
         [
             row["seed"],
             f"{row['noisy_class']}, {row['missing_class']}",
             f"{row['accuracy_other']:.3f}",
             *(f"{row['auroc']['noise'][contrast]:.3f}" for contrast in ("noisy, rest", "noisy, missing")),
-            f"{row['auroc']['unusual']['missing, rest']:.3f}",
+            f"{row['auroc']['scarcity']['missing, rest']:.3f}",
             f"{row['separable']:.3f}",
             *(" / ".join(map(str, row["verdicts"][group])) for group in GROUPS),
         ]

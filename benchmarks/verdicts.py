@@ -5,10 +5,10 @@
 Ten classes, cross-entropy or squared error on their labels; and the paper's protocol, two groups of classes and squared
 error. Recorded for each draw: how often each verdict fell on points of the noisy class, of the missing class, and on
 other points that were predicted rightly and wrongly; how often confident and other predictions are right; and how well
-each question is answered by `noise`, `scarcity` and `source` and by what can be had without whence (AUROC): entropy,
+each question is answered by `noise`, `scarcity`, `source` and `doubt` and by what can be had without whence (AUROC): entropy,
 margin and energy of the network's answer; distance to the 50 nearest training examples in its last features, the
 entropy of their labels and their mean squared residual; the density of a Gaussian of each class there (DDU), and the
-Mahalanobis distance to the nearest class. `unusual` ranks points by `scarcity_p`. `uncertain_by_class` says which
+Mahalanobis distance to the nearest class. `uncertain_by_class` says which
 classes the uncertain ones among the rightly predicted other points belong to. `separable` is how well a logistic
 regression on the network's last features tells points of the noisy class from those of the missing one if it learns
 from other test points, with their true classes: what the network does not represent, nobody can read off it.
@@ -55,7 +55,12 @@ WEIGHT_DECAY = {"cifar-10": 5e-2}
 PEAK = {True: 3e-3, False: 2e-3}
 """Largest learning rate, for natural images and others."""
 GROUPS = ("noisy", "missing", "right", "wrong")
-CONTRASTS = {"noisy, rest": ("noisy", "other"), "missing, rest": ("missing", "other"), "noisy, missing": GROUPS[:2]}
+CONTRASTS = {
+    "noisy, rest": ("noisy", "other"),
+    "missing, rest": ("missing", "other"),
+    "noisy, missing": GROUPS[:2],
+    "wrong, right": ("wrong", "right"),
+}
 
 
 @dataclass(frozen=True)
@@ -250,8 +255,7 @@ def run_draw(
     other = ~noisy & ~missing
     truth = {"noisy": noisy, "missing": missing, "right": other & right, "wrong": other & ~right, "other": other}
     said = torch.tensor([VERDICTS.index(verdict) for verdict in found.verdicts])
-    scores = {key: getattr(found, key) for key in ("noise", "disagreement", "scarcity", "source", "ratio")}
-    scores["unusual"] = -found.scarcity_p
+    scores = {key: getattr(found, key) for key in ("noise", "disagreement", "scarcity", "source", "doubt", "ratio")}
     scores.update(baselines(case, network, task))
     areas = {
         key: {
@@ -292,7 +296,10 @@ def run_draw(
 def summary(row: dict[str, Any]) -> str:
     """One line."""
     shares = {key: [round(x / max(sum(counts), 1), 2) for x in counts] for key, counts in row["verdicts"].items()}
-    ours = {key: [round(x, 3) for x in row["auroc"][key].values()] for key in ("noise", "unusual", "source", "entropy")}
+    ours = {
+        key: [round(x, 3) for x in row["auroc"][key].values()]
+        for key in ("noise", "scarcity", "doubt", "source", "entropy")
+    }
     spent = {key: round(value, 2) for key, value in row["seconds"].items()}
     return f"{row['case']} draw {row['seed']} ({row['noisy_class']}, {row['missing_class']}): {shares} {ours} {spent}"
 

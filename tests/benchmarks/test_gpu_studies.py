@@ -60,9 +60,9 @@ def test_commands_name_their_records(tmp_path: Path) -> None:
     settings = given(tmp_path, 1.0)
     lines = {study.name: command(study, settings) for group in STUDIES.values() for study in group}
     assert len(lines) == sum(map(len, STUDIES.values()))  # names differ
-    assert str(settings.work / "people-worst-331.json") in lines["people-worst-331"]
+    assert str(settings.work / "people-worst-341.json") in lines["people-worst-341"]
     assert str(settings.work / "disentanglement") in lines["disentanglement-3"]
-    assert lines["people-worst-331"][-2:] == ["--memory", "55"]  # half of the GPU's, with two at once
+    assert lines["people-worst-341"][-2:] == ["--memory", "55"]  # half of the GPU's, with two at once
     assert "--memory" not in lines["datamodeling"]
 
 

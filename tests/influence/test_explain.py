@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.special
 import torch
 from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import roc_auc_score
@@ -278,17 +279,20 @@ def by_hand(
     noise, noise_limit = square if classes else [np.sqrt(some) for some in square], limit if classes else limit**0.5
     if ambiguity is not None:
         answered = centred(ambiguity[0], own)
-        noise = [np.sqrt(a * np.minimum(answered(b), 1.0)) for a, b in zip(square, ambiguity, strict=True)]
+        second = [np.minimum(answered(some), 1.0) for some in ambiguity]
+        explained = [max(0.01, 1 - np.mean((own - one[0]) ** 2) / own.var()) ** 4 for one in (square, second)]
+        weight = max(0.5, explained[1] / sum(explained))
+        noise = [np.exp((1 - weight) * np.log(a) + weight * np.log(b)) for a, b in zip(square, second, strict=True)]
         noise_limit = limit_of(noise[0])
     agreeing = curve(average[0]) <= limit
     some = agreeing if agreeing.sum() >= max(n / 2, 19) else np.ones(n, dtype=bool)
     by = 0 if answers is None else 1
-    closest = [order_by(similar[by][0], True)[:, :5], order_by(similar[by][1], False)[:, :5]]
-    chords = [np.sqrt(2 - 2 * np.take_along_axis(similar[by][j], closest[j], 1)) for j in (0, 1)]
+    closest = [order_by(similar[by][0], True)[:, :20], order_by(similar[by][1], False)[:, :20]]
+    chords = [np.sqrt(2 - 2 * np.take_along_axis(similar[by][j], closest[j][:, :5], 1)) for j in (0, 1)]
     distances = [chord.mean(1) for chord in chords]
     remote, spread = excess(distances, answers, some)
     local = [distance / distances[0][near].mean(1) for distance, near in zip(distances, closest, strict=True)]
-    remote = [far + 0.5 * dense for far, dense in zip(remote, excess(local, None, some)[0], strict=True)]
+    remote = [(far + dense) / 2 for far, dense in zip(remote, excess(local, None, some)[0], strict=True)]
     noisy = ~agreeing if ambiguity is None else ~agreeing & (noise[0] > noise_limit)
     return {
         "of noisy": remote[0][noisy],
@@ -441,7 +445,12 @@ def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> N
     assert found.noise_limit == pytest.approx(wanted["noise limit"])
     odds = [np.log(share / (1 - share)) for share in np.minimum([*wanted["noise"], wanted["noise limit"]], 0.999)]
     beyond = wanted["remote"] - np.log(found.scarcity_limit) / wanted["spread"]
-    np.testing.assert_allclose(found.source, np.array(odds[:-1]) - odds[-1] - 0.5 * beyond, rtol=1e-5, atol=1e-6)
+    signs = [np.array(odds[:-1]) - odds[-1], beyond]
+    np.testing.assert_allclose(found.source, signs[0] - signs[1], rtol=1e-5, atol=1e-6)
+    if loss == "categorical":
+        limit = found.ambiguity_limit
+        signs.append(np.log(differ[40:].numpy() / (1 - differ[40:].numpy())) - np.log(limit / (1 - limit)))
+    np.testing.assert_allclose(found.doubt, scipy.special.logsumexp(signs, axis=0), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.probability, shares.amax(1))
     torch.testing.assert_close(found.ambiguity, differ[40:])
 

@@ -40,7 +40,14 @@ Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet; new texts
 Spec = Annotated[
     Path | None, Option(help="The Python file passed to `whence fit`, which is run; or the language model's folder.")
 ]
-NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")  # of an explanation, shown by `whence explain`
+NUMBERS = (
+    "noise",
+    "scarcity",
+    "doubt",
+    "noise_p",
+    "scarcity_p",
+    "ratio",
+)  # of an explanation, shown by `whence explain`
 PREDICTED = ("prediction", "lower", "upper", "std", "probability", "probability_std")  # of a row, the same
 NAMED = 3  # rows that cannot be right, named in a note
 
@@ -228,7 +235,7 @@ class SavedNetwork:
                 frame.insert(place, name, values.flatten().tolist())
         if verdicts:
             explanation = self.tracer.explain(self.inputs)
-            names = ["verdict", "noise", "scarcity", "noise_p", "scarcity_p"]
+            names = ["verdict", "noise", "scarcity", "doubt", "noise_p", "scarcity_p"]
             frame[names] = explanation.to_frame()[names]
             for name in ("check", "near"):
                 frame[name] = listed_examples(self.examples, getattr(explanation, name))
@@ -244,12 +251,11 @@ class SavedNetwork:
         write_report(self.tracer, out, self.inputs)
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
-        """Verdicts, and training examples with the largest shares; of the most uncertain rows if none are named."""
+        """Verdicts, and training examples with the largest shares; of the most doubtful rows if none are named."""
         verdicts = self.tracer.explain(self.inputs, top=top)
         numbers = range(1, len(verdicts) + 1)
         shares = getattr(self.tracer.attribute(self.inputs, top=top), self.variance)
-        spread = (self._answers or {}).get("probability_std", verdicts.hec3)
-        places = choose_places(rows, numbers, spread)
+        places = choose_places(rows, numbers, verdicts.doubt)
         return [self.explained(at, numbers[at], verdicts, shares) for at in places]
 
     def explained(
@@ -414,15 +420,15 @@ def in_words(prediction: dict[str, Any]) -> str:
     return f"{answer}, probability {probability_text(*chance)}{unknown}"
 
 
-def choose_places(named: list[int] | None, numbers: Any, variances: Any) -> list[int]:
-    """Positions of the rows with the named numbers, or of those with the largest variances.
+def choose_places(named: list[int] | None, numbers: Any, scores: Any) -> list[int]:
+    """Positions of the rows with the named numbers, or of those with the largest scores.
 
     Examples:
         >>> choose_places(None, [1, 2, 3], [1.0, 5.0, 3.0]), choose_places([3], [1, 2, 3], [1.0, 5.0, 3.0])
         ([1, 2, 0], [2])
     """
     if named is None:
-        return [int(at) for at in numpy.argsort(-numpy.asarray(variances), kind="stable")[:MOST_UNCERTAIN]]
+        return [int(at) for at in numpy.argsort(-numpy.asarray(scores), kind="stable")[:MOST_UNCERTAIN]]
     places = {int(number): place for place, number in enumerate(numbers)}
     beyond = [number for number in named if number not in places]
     if beyond:

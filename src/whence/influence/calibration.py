@@ -25,7 +25,7 @@ from torch import Tensor
 
 from whence.influence.classes import Codes, class_codes, class_labels, has_several_labels, predicted_probability
 from whence.influence.fitted import Fitted
-from whence.influence.neighbours import Neighbours, positions
+from whence.influence.neighbours import WEIGHT_POWER, Neighbours, positions
 from whence.jacobian.leaves import LeafSum
 
 # Labels, and targets of a regression (the second number), are called noisy if the square expected around them is this
@@ -39,9 +39,6 @@ MOST_NOISE = 0.999  # upper bound of the noise when odds are computed
 # A scarcity below the first is not unusual, and neither is an answer if two labels drawn from the network's own
 # probabilities differ in a smaller share of cases than the second.
 LEAST_SCARCITY, LEAST_AMBIGUITY = 1.05, 0.1
-# A half, twice: the weight in the scarcity of the local score (the distance relative to those of the nearest examples),
-# beside that of the distance itself; and the weight of scarcity, in standard deviations, beside noise in the source.
-HALF = 0.5
 PRIOR_EXAMPLES = 20  # the median of so many examples with the same answer counts as much as that of all examples
 # The spread of logarithms is the distance of this quantile from their median, and at least the second number: one
 # standard deviation of a normal distribution.
@@ -50,8 +47,9 @@ SPREAD_QUANTILE, LEAST_SPREAD = 0.84, 0.05
 # less than 5 % have a higher one.
 LEAST_ORDINARY = 19
 # A class is rare if fewer training examples have its label than the first number, and than this share of the median of
-# the classes.
+# the classes. So is a class with a single label, whatever the others have: no other label can contradict it.
 RARE, RARE_SHARE = 20, 0.2
+LEAST_EXPLAINED = 0.01  # a smaller share of the variance that is explained does not count
 MANY_LABELS = 50  # errors of other models on an example count if its class has more examples than this
 MOST_SQUARE = 2.0  # the largest possible squared distance between a label and probabilities of classes
 
@@ -66,6 +64,7 @@ class Calibration:
     # Squares expected for ambiguities of the network's answers; `None` if these do not count, because they are no
     # probabilities of classes, or those of trees, whose splits have learned the labels.
     square_by_ambiguity: IsotonicRegression | None
+    ambiguity_weight: float  # of the second in the geometric mean of both
     noise_limit: float  # labels are called noisy if `Explanation.noise` and
     disagreement_limit: float  # `Explanation.disagreement` are above these
     distances: DistanceScale
@@ -104,11 +103,13 @@ class Calibration:
         ordinary = torch.ones_like(agreeing) if few else agreeing
 
         # Probabilities of classes are a second witness.
-        by_ambiguity = ambiguities = None
+        by_ambiguity, ambiguities, weight = None, None, 0.0
         if fitted.problem.likelihood.has_classes and not isinstance(fitted.problem.network.model, LeafSum):
             ambiguity = predicted_probability(fitted, outputs, codes, index)[1]
             by_ambiguity, ambiguities = IsotonicRegression.fit(ambiguity, squares), ambiguity[ordinary].sort().values
-            noise = (expected.clamp_max(1.0) * by_ambiguity.predict(ambiguity).clamp_max(1.0)).sqrt()
+            both = expected.clamp_max(1.0), by_ambiguity.predict(ambiguity).clamp_max(1.0)
+            weight = weight_of_second(*both, squares)
+            noise = geometric_mean(*both, weight)
             noise_limit = limit_for_classes(noise)
             noisy = noisy & (noise > noise_limit)
 
@@ -124,6 +125,7 @@ class Calibration:
             squares=squares,
             square_by_average=by_average,
             square_by_ambiguity=by_ambiguity,
+            ambiguity_weight=weight,
             noise_limit=noise_limit,
             disagreement_limit=disagreement_limit,
             distances=distances,
@@ -145,7 +147,8 @@ class Calibration:
         """(m,) noise, from the disagreement (m,) and the ambiguity of the network's answers (m,)."""
         if self.square_by_ambiguity is None:
             return disagreement
-        return (disagreement * self.square_by_ambiguity.predict(ambiguity).clamp_max(1.0)).sqrt()
+        second = self.square_by_ambiguity.predict(ambiguity).clamp_max(1.0)
+        return geometric_mean(disagreement, second, self.ambiguity_weight)
 
     def noise_p(self, average: Tensor, effective: Tensor) -> Tensor:
         """(m,) how often shuffled squares would give an average at least as large, over effective numbers (m,)."""
@@ -162,7 +165,7 @@ class Calibration:
         return self.rare[answers.clamp_max(len(self.rare) - 1)]
 
     def scarcity(self, distance_z: Tensor) -> Tensor:
-        """(m,) z-scores of distances (m,) as factors: 1 is typical, twice the distance is 2 or more."""
+        """(m,) z-scores of distances (m,) as factors: 1 is typical, 2 is twice as far in both respects."""
         return (self.distances.by_class.spread * distance_z).exp()
 
     def scarcity_limit(self, level: float) -> float:
@@ -189,12 +192,62 @@ class Calibration:
             share = (2.0 * torch.minimum(share, undecided)).clamp_max(1.0)
         return torch.where(noisy, empirical_p_value(self.noisy, distance_z), share)
 
-    def source(self, noise: Tensor, distance_z: Tensor, level: float) -> Tensor:
-        """(m,) how far noise is above its limit, minus half of how far scarcity is above its own."""
+    def source_and_doubt(
+        self, noise: Tensor, distance_z: Tensor, ambiguity: Tensor, level: float
+    ) -> tuple[Tensor, Tensor]:
+        """(m,) which cause of doubt stands out more, and (m,) how doubtful the prediction is for any of them.
+
+        Noise and ambiguity count by how far their log-odds are above the limits (twice the logarithm for the noise of a
+        regression), scarcity by how many standard deviations it is above its own. The first is noise less scarcity, the
+        second the logarithm of the sum of all exponentials, which is close to the largest of them.
+        """
         beyond = distance_z - math.log(self.scarcity_limit(level)) / self.distances.by_class.spread
-        both = torch.stack([noise, torch.full_like(noise, self.noise_limit)]).clamp_min(torch.finfo(noise.dtype).tiny)
-        scale = both.clamp_max(MOST_NOISE).logit() if self.classes else 2.0 * both.log()
-        return scale[0] - scale[1] - HALF * beyond
+        above = log_odds_above if self.classes else log_variance_above
+        signs = [above(noise, self.noise_limit), beyond]
+        source = signs[0] - signs[1]
+        if self.ambiguities is not None:
+            signs.append(log_odds_above(ambiguity, self.ambiguity_limit(level)))
+        return source, torch.stack(signs).logsumexp(0)
+
+
+def log_odds_above(shares: Tensor, limit: float) -> Tensor:
+    """(m,) log-odds of shares (m,) less those of a limit.
+
+    Examples:
+        >>> log_odds_above(torch.tensor([0.5, 0.8]), 0.5)
+        tensor([0.0000, 1.3863])
+    """
+    least = torch.finfo(shares.dtype).tiny
+    return shares.clamp(least, MOST_NOISE).logit() - shares.new_tensor(limit).clamp(least, MOST_NOISE).logit()
+
+
+def log_variance_above(deviations: Tensor, limit: float) -> Tensor:
+    """(m,) logarithm of the squares of standard deviations (m,) less that of a limit."""
+    least = torch.finfo(deviations.dtype).tiny
+    return 2.0 * (deviations.clamp_min(least).log() - math.log(max(limit, least)))
+
+
+def geometric_mean(first: Tensor, second: Tensor, weight: float) -> Tensor:
+    """(m,) weighted geometric mean, in which the second has this weight."""
+    return first ** (1.0 - weight) * second**weight
+
+
+def weight_of_second(first: Tensor, second: Tensor, squares: Tensor) -> float:
+    """The weight of the second of two expectations (s,) of squares (s,): a half, or more if it explains them better.
+
+    Then weights are a power of the shares of the squares' variance that they explain.
+
+    Examples:
+        >>> squares = torch.tensor([0.0, 1.0, 0.0, 1.0])
+        >>> worse, better = torch.tensor([0.5, 0.6, 0.4, 0.5]), torch.tensor([0.0, 0.9, 0.1, 1.0])
+        >>> weight_of_second(better, worse, squares), round(weight_of_second(worse, better, squares), 3)
+        (0.5, 0.999)
+    """
+    varied, shares = float((squares - squares.mean()).square().sum()), []
+    for expected in (first, second):
+        missed = float((squares - expected).square().sum())
+        shares.append(max(LEAST_EXPLAINED, 1.0 - missed / varied if varied > 0 else 0.0) ** WEIGHT_POWER)
+    return max(0.5, shares[1] / sum(shares))
 
 
 def label_squares(fitted: Fitted, neighbours: Neighbours, codes: Codes, unit: float) -> tuple[Tensor, Tensor]:
@@ -261,17 +314,19 @@ def disagreement(near: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rare_classes(labels: Tensor) -> Tensor:
-    """(k,) whether classes have few of the labels (n,), in number and beside the other classes.
+    """(k,) whether classes have few of the labels (n,), in number and beside the other classes, or a single one.
 
     Examples:
         >>> rare_classes(torch.tensor([0] * 90 + [1] * 80 + [2] * 5))
         tensor([False, False,  True])
         >>> rare_classes(torch.tensor([0] * 1000 + [1] * 5))
         tensor([False,  True])
+        >>> rare_classes(torch.tensor([0, 1, 1]))
+        tensor([ True, False])
     """
     counts = torch.bincount(labels)
     usual = counts[counts > 0].double().quantile(0.5) if len(labels) else 0.0
-    return (counts < RARE) & (counts < RARE_SHARE * usual)
+    return ((counts < RARE) & (counts < RARE_SHARE * usual)) | (counts == 1)
 
 
 def limit_for_classes(values: Tensor) -> float:
@@ -376,12 +431,12 @@ class DistanceScale:
     def z_scores(self, distances: Tensor, near: Tensor, answers: Tensor) -> Tensor:
         """(m,) how far inputs are from the training examples, in standard deviations of ordinary examples.
 
-        The distance (m,) counts, and half as much the distance relative to those of the nearest examples (m, c): how
-        dense the examples are around the input, as in the local outlier factor (Breunig et al., 2000).
+        The mean of two: of the distance (m,), and of the distance relative to those of the examples around the input
+        (m, c), which says how dense they are, as in the local outlier factor (Breunig et al., 2000).
         """
         relative = distances / average_of(self.known, near).to(distances)
         local = self.local.z_scores(relative, torch.zeros_like(answers))
-        return self.by_class.z_scores(distances, answers) + HALF * local
+        return (self.by_class.z_scores(distances, answers) + local) / 2.0
 
 
 def average_of(values: Tensor, near: Tensor) -> Tensor:

@@ -44,8 +44,9 @@ class Explanation(Shown):
         level: a prediction is called noisy, or scarce, only if its p-value is at most 1 - level.
         noise: (m,) how much labels of inputs like this one contradict each other. For classes, how often two of them
             would differ, 0 if all agree and .5 for a coin toss: the geometric mean of `disagreement`, and of how often
-            labels differ where the network's answers are as ambiguous as this one. The disagreement alone for trees,
-            and for squared error on coded classes, whose outputs are no probabilities. For regression, the standard
+            labels differ where the network's answers are as ambiguous as this one. The second has more weight than the
+            first if it explains the training labels better. The disagreement alone for trees, and for squared error on coded classes, whose
+            outputs are no probabilities. For regression, the standard
             deviation of the targets around the prediction, in their unit.
         disagreement: (m,) for classes, how often two labels of training examples around the input differ; the mean over
             outputs if each has its own label. For regression the same as `noise`.
@@ -68,6 +69,9 @@ class Explanation(Shown):
         source: (m,) the main cause of doubt: above zero noise, below zero scarcity. It is how far the noise is
             above its limit, in log-odds (in logarithms of the variance for regression), minus half of how far the
             scarcity is above its own, in standard deviations of ordinary examples.
+        doubt: (m,) how doubtful the prediction is for any reason, to order predictions by: a soft maximum of how far
+            noise, scarcity and, where it counts, ambiguity are above their limits, on the scale of `source`. About
+            zero where one of them is at its limit.
         noise_limit, disagreement_limit: labels are called noisy if both numbers are above these limits.
         scarcity_limit: scarcity above which data are called scarce.
         ambiguity_limit: the model is called undecided if its answer is more ambiguous, or has a probability below .55.
@@ -98,6 +102,7 @@ class Explanation(Shown):
     check: Tensor
     near: Tensor
     source: Tensor
+    doubt: Tensor
     noise_limit: float
     disagreement_limit: float
     scarcity_limit: float
@@ -193,7 +198,7 @@ class Explanation(Shown):
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per prediction."""
         names = ("noise", "disagreement", "ambiguity", "scarcity", "noise_p", "scarcity_p", "probability")
-        columns = {name: getattr(self, name) for name in (*names, "ratio", "ho", "hec3", "source")}
+        columns = {name: getattr(self, name) for name in (*names, "ratio", "ho", "hec3", "source", "doubt")}
         named = {name: [_listing(row) for row in getattr(self, name)] for name in ("check", "near")}
         return frame({"verdict": self.verdicts, **columns, **named})
 
@@ -248,6 +253,7 @@ def explain(
     disagreement = calibration.disagreement(around.average)
     noise = calibration.noise(disagreement, ambiguity)
     distance_z = calibration.distances.z_scores(around.distances, around.nearest, answers)
+    source, doubt = calibration.source_and_doubt(noise, distance_z, ambiguity, level)
     found = Explanation(
         level=level,
         noise=noise,
@@ -262,7 +268,8 @@ def explain(
         hec3=hec3,
         check=around.check,
         near=around.near,
-        source=calibration.source(noise, distance_z, level),
+        source=source,
+        doubt=doubt,
         noise_limit=calibration.noise_limit,
         disagreement_limit=calibration.disagreement_limit,
         scarcity_limit=calibration.scarcity_limit(level),

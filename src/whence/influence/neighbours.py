@@ -43,13 +43,14 @@ COMPARED = 2000  # training examples, evenly spaced, whose labels tell about an 
 # over. With 2,000 of 9,000 images of MNIST missing classes are found with an AUROC of .92, with all of them .94. More
 # than 5,000 would cost a small network more than three predictions.
 MEASURED, NEAREST = 5000, 5
+AROUND = 20  # nearest examples whose own distances say how dense the examples are around an input
 GRID = 2  # images are compared by the means over so many by so many fields of each channel
 MOST_LAYERS, MOST_TREES = 8, 100  # layers, or trees, evenly spaced, that are compared
 # Inputs of a layer that are wider are projected at random to the first number of directions. Of these, the second
 # number with the largest variance are compared for noise, and the third for distances.
 WIDEST, LEADING, LEADING_WITHIN = 1024, 128, 64
 # A layer's weight is this power of the share of the answers' variance that neighbours explain, scored by as many
-# examples. Layers with less weight are left out.
+# examples. The network's ambiguity and the labels around an input are weighed in the same way. Layers with less weight are left out.
 WEIGHT_POWER, SCORED, LEAST_WEIGHT = 4, 1000, 0.02
 LEAST_DISTANCE = 1e-3  # smallest distance between inputs on a sphere of radius one
 # The bandwidth is so many times the median of how unlike, 1 - similarity, the last of an example's neighbours is; and
@@ -219,19 +220,20 @@ class Embedding:
         return 1.0 - torch.cdist(ours, theirs, p=0.0) / vectors.shape[1]  # which counts differences
 
     def distances(self, vectors: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(m,) mean distance of vectors (m, d) from the nearest few training examples (m, c), and which these are.
+        """(m,) mean distance of vectors (m, d) from the nearest few training examples, and which are around (m, c).
 
         Distances are chords of a sphere. Inputs that are training examples, at the positions `own` (m,) or -1, are not
         compared with themselves.
         """
         parts = [
-            most_similar(self.similarities(vectors[some]), NEAREST, None if own is None else own[some])
+            most_similar(self.similarities(vectors[some]), AROUND, None if own is None else own[some])
             for some in torch.arange(len(vectors), device=vectors.device).split(chunk_length(len(self.known)))
         ]
         similar, near = (torch.cat(each) for each in zip(*parts, strict=True))
         if not near.shape[1]:
             return torch.ones(len(vectors), device=vectors.device), near
-        return (2.0 - 2.0 * similar).clamp_min(LEAST_DISTANCE**2).sqrt().mean(1), near
+        lengths = (2.0 - 2.0 * similar[:, :NEAREST]).clamp_min(LEAST_DISTANCE**2).sqrt()
+        return lengths.mean(1), near
 
 
 def chunk_length(compared: int) -> int:
@@ -250,7 +252,7 @@ class Surroundings(NamedTuple):
     average: Tensor  # (m,) of the squares of their labels
     effective: Tensor  # (m,) effective number of examples in this average
     distances: Tensor  # (m,) from the nearest examples
-    nearest: Tensor  # (m, c) these, as positions among those that distances are measured from
+    nearest: Tensor  # (m, c) the examples around, as positions among those that distances are measured from
     check: Tensor  # (m, t) training examples that add most to the average
     near: Tensor  # (m, t) training examples with the largest weights in it
 
@@ -362,7 +364,7 @@ class Neighbours:
         return self.weights(self.by_total.similarities(self.by_total.known), itself)
 
     def training_distances(self) -> tuple[Tensor, Tensor]:
-        """(l,) mean distance of each example that distances are measured from, from the nearest others (l, c)."""
+        """(l,) mean distance of each example that distances are measured from, from the nearest others; those around."""
         known = self.by_within.known
         return self.by_within.distances(known, torch.arange(len(known), device=known.device))
 

@@ -111,10 +111,10 @@ class Report:
 
     @cached_property
     def galleries(self) -> dict[int, list[int]]:
-        """The most uncertain traced predictions of each verdict: by noise, by scarcity, and by HeC3 for both."""
+        """The most uncertain traced predictions of each verdict: by noise, by scarcity, and by doubt for both."""
         explanation, chosen = self.traced.explanation, self.traced.chosen
         galleries = {}
-        for verdict, score in ((1, explanation.noise), (2, explanation.scarcity), (3, explanation.hec3)):
+        for verdict, score in ((1, explanation.noise), (2, explanation.scarcity), (3, explanation.doubt)):
             some = chosen[self.verdicts[chosen] == verdict]
             if len(some):
                 galleries[verdict] = some[largest_first(score[some])[:GALLERY]].tolist()

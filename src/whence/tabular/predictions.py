@@ -117,7 +117,7 @@ def _verdicts(fitted: FittedTable, rows: pandas.DataFrame) -> pandas.DataFrame:
     columns: dict[str, Any] = {
         "verdict": [CHECK_INPUT if why else verdict for verdict, why in zip(found.verdicts, impossible, strict=True)]
     }
-    columns |= {name: getattr(found, name).numpy() for name in ("noise", "scarcity", "noise_p", "scarcity_p")}
+    columns |= {name: getattr(found, name).numpy() for name in ("noise", "scarcity", "doubt", "noise_p", "scarcity_p")}
     for name in ("check", "near"):
         columns[name] = listed_examples(fitted.rows, getattr(found, name))
     return frame_of(columns)
