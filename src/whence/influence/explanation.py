@@ -45,14 +45,15 @@ class Explanation(Shown):
         noise: (m,) how much labels of inputs like this one contradict each other. For classes, how often two of them
             would differ, 0 if all agree and .5 for a coin toss: the geometric mean of `disagreement`, and of how often
             labels differ where the network's answers are as ambiguous as this one. The second has more weight than the
-            first if it explains the training labels better. The disagreement alone for trees, and for squared error on coded classes, whose
-            outputs are no probabilities. For regression, the standard
-            deviation of the targets around the prediction, in their unit.
+            first if it explains the training labels better. The disagreement alone for trees, and for squared error on
+            coded classes, whose outputs are no probabilities. For regression, the standard deviation of the targets
+            around the prediction, in their unit.
         disagreement: (m,) for classes, how often two labels of training examples around the input differ; the mean over
             outputs if each has its own label. For regression the same as `noise`.
-        scarcity: (m,) distance of the input from the nearest training examples, as the model sees them, relative to
-            that of an ordinary one, with the same answer, from the others: 1 is ordinary, 2 is twice as far. It is
-            larger where the nearest examples are close to others. Ordinary are examples around which labels agree.
+        scarcity: (m,) how far the input is from the nearest training examples, as the model sees them: the geometric
+            mean of this distance beside that of an ordinary example with the same answer, and of the same beside the
+            distances of the examples around. 1 is ordinary, 2 is twice as far in both respects. Ordinary are examples
+            around which labels agree.
         noise_p: (m,) how often residuals as large would occur together around the input by chance, if the noise were
             the same everywhere.
         scarcity_p: (m,) p-value: the share of ordinary training examples, each left out, with at least this scarcity.

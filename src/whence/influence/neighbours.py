@@ -50,7 +50,8 @@ MOST_LAYERS, MOST_TREES = 8, 100  # layers, or trees, evenly spaced, that are co
 # number with the largest variance are compared for noise, and the third for distances.
 WIDEST, LEADING, LEADING_WITHIN = 1024, 128, 64
 # A layer's weight is this power of the share of the answers' variance that neighbours explain, scored by as many
-# examples. The network's ambiguity and the labels around an input are weighed in the same way. Layers with less weight are left out.
+# examples. The network's ambiguity and the labels around an input are weighed in the same way. Layers with less weight
+# are left out.
 WEIGHT_POWER, SCORED, LEAST_WEIGHT = 4, 1000, 0.02
 LEAST_DISTANCE = 1e-3  # smallest distance between inputs on a sphere of radius one
 # The bandwidth is so many times the median of how unlike, 1 - similarity, the last of an example's neighbours is; and
@@ -364,7 +365,7 @@ class Neighbours:
         return self.weights(self.by_total.similarities(self.by_total.known), itself)
 
     def training_distances(self) -> tuple[Tensor, Tensor]:
-        """(l,) mean distance of each example that distances are measured from, from the nearest others; those around."""
+        """(l,) mean distance of each of the measured examples from the nearest others, and the examples around (l, c)."""
         known = self.by_within.known
         return self.by_within.distances(known, torch.arange(len(known), device=known.device))
 
