@@ -6,10 +6,10 @@ Ten classes, cross-entropy or squared error on their labels; and the paper's pro
 error. Recorded for each draw: how often each verdict fell on points of the noisy class, of the missing class, and on
 other points that were predicted rightly and wrongly; how often confident and other predictions are right; and how well
 each question is answered by `noise`, `scarcity`, `source` and `doubt`, and by what can be had without whence (AUROC):
-entropy, margin and energy of the network's answer; distance to the 50 nearest training examples in its last features, the
-entropy of their labels and their mean squared residual; the density of a Gaussian of each class there (DDU), and the
-Mahalanobis distance to the nearest class. `uncertain_by_class` says which
-classes the uncertain ones among the rightly predicted other points belong to. `separable` is how well a logistic
+entropy, margin and energy of the network's answer; distance to the 50 nearest training examples in its last features,
+the entropy of their labels and their mean squared residual; the density of a Gaussian of each class there (DDU), and
+the Mahalanobis distance to the nearest class. `uncertain_by_class` says which classes the uncertain ones among the
+rightly predicted other points belong to. `separable` is how well a logistic
 regression on the network's last features tells points of the noisy class from those of the missing one if it learns
 from other test points, with their true classes: what the network does not represent, nobody can read off it.
 """

@@ -20,7 +20,7 @@ with the same answer hardly differ count more. Distances are cheap, so they are 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -220,26 +220,10 @@ class Embedding:
         ours, theirs = ((leaves - first).float() for leaves in (vectors, self.known))
         return 1.0 - torch.cdist(ours, theirs, p=0.0) / vectors.shape[1]  # which counts differences
 
-    def distances(self, vectors: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(m,) mean distance of vectors (m, d) from the nearest few training examples, and which are around (m, c).
 
-        Distances are chords of a sphere. Inputs that are training examples, at the positions `own` (m,) or -1, are not
-        compared with themselves.
-        """
-        parts = [
-            most_similar(self.similarities(vectors[some]), AROUND, None if own is None else own[some])
-            for some in torch.arange(len(vectors), device=vectors.device).split(chunk_length(len(self.known)))
-        ]
-        similar, near = (torch.cat(each) for each in zip(*parts, strict=True))
-        if not near.shape[1]:
-            return torch.ones(len(vectors), device=vectors.device), near
-        lengths = (2.0 - 2.0 * similar[:, :NEAREST]).clamp_min(LEAST_DISTANCE**2).sqrt()
-        return lengths.mean(1), near
-
-
-def chunk_length(compared: int) -> int:
-    """How many inputs are compared at once with so many training examples."""
-    return max(1, COMPARED_AT_ONCE // compared)
+def in_chunks(inputs: int, compared: int, device: torch.device) -> Iterable[Tensor]:
+    """Positions of some inputs, as many at once as are compared with so many training examples."""
+    return torch.arange(inputs, device=device).split(max(1, COMPARED_AT_ONCE // compared))
 
 
 def embed(whitenings: Mapping[str, tuple[Whitening, float]], layers: Layers) -> Tensor:
@@ -323,16 +307,19 @@ class Neighbours:
         """
         total, within = self.by_total(layers), self.by_within(layers)
         own, same = (None if examples is None else positions(one, examples) for one in (self.index, self.measured))
-        distances, nearest = self.by_within.distances(within, same)
         named, parts = min(top, len(squares) - (own is not None)), []
-        for some in torch.arange(len(total), device=total.device).split(chunk_length(len(squares))):
-            weights = self.weights(self.by_total.similarities(total[some]), None if own is None else own[some])
+        for some in in_chunks(len(total), len(self.measured), total.device):
+            own_here, same_here = (None if one is None else one[some] for one in (own, same))
+            similar = self.by_within.similarities(within[some])
+            distances, nearest = mean_distance(similar, same_here)
+            similar = similar if self.by_total is self.by_within else self.by_total.similarities(total[some])
+            weights = self.weights(similar, own_here)
             values = squares.to(weights)
             part = Surroundings(
                 average=(weights @ values).to(squares),
                 effective=(1.0 / weights.square().sum(1)).to(squares),
-                distances=distances[some].to(squares),
-                nearest=nearest[some],
+                distances=distances.to(squares),
+                nearest=nearest,
                 check=self.index[largest(weights * values, named)[1]],
                 near=self.index[largest(weights, named)[1]],
             )
@@ -365,9 +352,14 @@ class Neighbours:
         return self.weights(self.by_total.similarities(self.by_total.known), itself)
 
     def training_distances(self) -> tuple[Tensor, Tensor]:
-        """(l,) mean distance of each of the measured examples from the nearest others, and the examples around (l, c)."""
+        """(l,) mean distance of each measured example from the nearest others, and the examples around it (l, c)."""
         known = self.by_within.known
-        return self.by_within.distances(known, torch.arange(len(known), device=known.device))
+        parts = [
+            mean_distance(self.by_within.similarities(known[some]), some)
+            for some in in_chunks(len(known), len(known), known.device)
+        ]
+        distances, nearest = (torch.cat(each) for each in zip(*parts, strict=True))
+        return distances, nearest
 
 
 def positions(index: Tensor, examples: Tensor) -> Tensor:
@@ -390,6 +382,18 @@ def most_similar(similar: Tensor, count: int, own: Tensor | None = None) -> tupl
         known = (own >= 0).nonzero().squeeze(1)
         similar = similar.index_put((known, own[known]), similar.new_tensor(-2.0))
     return largest(similar, min(count, similar.shape[1] - (own is not None)))
+
+
+def mean_distance(similar: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(m,) mean distance from the nearest few training examples, by similarities (m, l), and which are around (m, c).
+
+    Distances are chords of a sphere. Inputs that are training examples, at the positions `own` (m,) or -1, are not
+    compared with themselves.
+    """
+    similar, near = most_similar(similar, AROUND, own)
+    if not near.shape[1]:
+        return torch.ones(len(similar), device=similar.device), near
+    return (2.0 - 2.0 * similar[:, :NEAREST]).clamp_min(LEAST_DISTANCE**2).sqrt().mean(1), near
 
 
 def neighbour_count(examples: int) -> int:
