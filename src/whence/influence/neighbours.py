@@ -20,7 +20,7 @@ with the same answer hardly differ count more. Distances are cheap, so they are 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -221,9 +221,9 @@ class Embedding:
         return 1.0 - torch.cdist(ours, theirs, p=0.0) / vectors.shape[1]  # which counts differences
 
 
-def in_chunks(inputs: int, compared: int, device: torch.device) -> Iterable[Tensor]:
+def in_chunks(inputs: int, compared: int, device: torch.device) -> Iterator[Tensor]:
     """Positions of some inputs, as many at once as are compared with so many training examples."""
-    return torch.arange(inputs, device=device).split(max(1, COMPARED_AT_ONCE // compared))
+    yield from torch.arange(inputs, device=device).split(max(1, COMPARED_AT_ONCE // compared))
 
 
 def embed(whitenings: Mapping[str, tuple[Whitening, float]], layers: Layers) -> Tensor:
