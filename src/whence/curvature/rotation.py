@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -421,14 +421,19 @@ def rotated_values(tangent: Dense | Rows, basis: Basis) -> Full | Sparse:
     return Sparse(rows, examples, moved, tangent.index.shape[0], basis.shape)
 
 
-def gram_matrices(tangent: Kronecker) -> Tensor:
+def gram_matrices(tangent: Kronecker | Dense) -> Tensor:
     """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
+    if isinstance(tangent, Dense):
+        values = without_half(tangent.values)
+        return values.square().sum(2, keepdim=True) if values.shape[1] == 1 else values @ values.mT
     g, moved = _with_inputs(tangent)
     return product(moved, g.transpose(1, 2))
 
 
-def squared_lengths(tangent: Kronecker) -> Tensor:
+def squared_lengths(tangent: Kronecker | Dense) -> Tensor:
     """Squared lengths of the gradients, (n, c): only the diagonals of `gram_matrices`."""
+    if isinstance(tangent, Dense):
+        return without_half(tangent.values).square().sum(2)
     g, moved = _with_inputs(tangent)
     products = g * moved
     return products.sum(2, dtype=torch.float32 if products.dtype in HALVES else None)
@@ -563,11 +568,12 @@ class BasisView:
             return torch.diagonal(self._gram_matrices, dim1=1, dim2=2)
         return functools.reduce(torch.add, map(squared_lengths, self._measured()))
 
-    def _measured(self) -> list[Kronecker]:
+    def _measured(self) -> Sequence[Kronecker | Dense]:
         """Tangents with the squared lengths outside the basis, or of whole gradients if products are exact."""
-        assert isinstance(self.tangent, Kronecker)  # other gradients have a complete basis
+        assert not isinstance(self.tangent, Rows)  # these have a complete basis
         if not self.rounded:
             return [self.tangent]
+        assert isinstance(self.tangent, Kronecker)  # so have exact blocks where products are rounded
         if self._rotated is None:
             _ = self._factors  # projects the inputs
         inputs = self._rotated.a.unsqueeze(2) if isinstance(self._rotated, Factored) else self._inputs
