@@ -109,7 +109,7 @@ class EKFAC(SpectralStructure):
         if self.tolerance <= 0:  # the size of the sums is known before the first pass
             gradients.require_sums([Basis(block) for block in gradients.blocks])
         factors = gradients.accumulate(KroneckerFactors(gradients, whole=self.basis == "gradients"))
-        bases, _ = factors.eigenbases(ridge, self.tolerance, notes)
+        bases, _ = factors.eigenbases(ridge, self.tolerance, notes, truncate_dense=True)
         gradients.require_sums(bases)
         if self.meat == "one_basis":
             return fit_spectrum(gradients, bases, noise, notes)

@@ -222,12 +222,12 @@ class KroneckerFactors(Accumulator):
             factors.add(tangent, None if weights is None else weights[where], whole)
 
     def eigenbases(
-        self, ridge: float, tolerance: float, notes: list[str], products: bool = False
+        self, ridge: float, tolerance: float, notes: list[str], products: bool = False, truncate_dense: bool = False
     ) -> tuple[list[Basis], list[Tensor | None]]:
         """The leading directions of each block's Kronecker eigenbasis, and with `products` KFAC's eigenvalues there.
 
         At most `tolerance` of the homoscedastic variance at this ridge lies outside them. KFAC's eigenvalues are the
-        products of those of A and B.
+        products of those of A and B. Exact blocks keep all directions unless `truncate_dense`.
         """
         problem, precision = self.problem, working_precision(self.problem)
         scale = problem.n / float(self.seen)
@@ -236,7 +236,8 @@ class KroneckerFactors(Accumulator):
             positions = scale * factors.positions / problem.total_weight
             basis, values = factors.basis(notes)
             values = None if values is None else scale * values
-            basis = truncate(basis, values, positions, problem.k, ridge, tolerance)
+            if factors.block.kind == "kronecker" or truncate_dense:
+                basis = truncate(basis, values, positions, problem.k, ridge, tolerance)
             problem.passes.trim_memory()
             return basis.to(precision), values if products else None
 
@@ -314,14 +315,23 @@ INPUTS_PER_POSITION = 12  # with fewer, squared lengths would cost a GPU more th
 def truncate(
     basis: Basis, spectrum: Tensor | None, positions: float, cotangents: int, ridge: float, tolerance: float
 ) -> Basis:
-    """Keep the output and input directions of a layer that carry all but `tolerance` of the homoscedastic variance.
+    """Keep the directions of a block that carry all but `tolerance` of the homoscedastic variance.
 
-    That variance is sum s^2 / (s + lambda)^2, the mean of Ho over the training set, for KFAC's eigenvalues s (e, o, i).
-    With many positions, squared lengths cost more than this saves. Groups would have leading directions of their own.
+    That variance is sum s^2 / (s + lambda)^2, the mean of Ho over the training set, for KFAC's eigenvalues s (e, o, i)
+    or those of an exact block (p,). With many positions, squared lengths cost more than this saves. Groups would have
+    leading directions of their own.
     """
-    if spectrum is None or basis.block.kind != "kronecker" or len(spectrum) > 1 or tolerance <= 0 or ridge <= 0:
+    if spectrum is None or tolerance <= 0 or ridge <= 0:
         return basis
-    if float(spectrum.max()) > LARGEST_RATIO * ridge and not products_are_rounded(spectrum.device):
+    rounded = products_are_rounded(spectrum.device)
+    if float(spectrum.max()) > LARGEST_RATIO * ridge and not rounded:
+        return basis
+    if basis.block.kind == "dense":
+        assert basis.inputs is not None
+        leading = _largest((spectrum / (spectrum + ridge)).square(), tolerance)
+        few = len(leading) <= LARGEST_SHARE * len(spectrum) and not rounded
+        return Basis(basis.block, basis.inputs[:, leading].contiguous()) if few else basis
+    if len(spectrum) > 1:
         return basis
     if spectrum.is_cuda and positions > 1 and INPUTS_PER_POSITION * positions > spectrum.shape[2]:
         return basis

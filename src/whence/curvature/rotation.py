@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -31,6 +31,7 @@ from whence.jacobian.gradients import (
     multiply_into,
     product,
     promoted,
+    transposed_product,
 )
 
 MOST_COTANGENTS = 32  # largest number of cotangents for the fused Gram kernel
@@ -97,10 +98,13 @@ class Factored:
 
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, e, o, i)."""
-        outer, each = self.g.square(), weights.transpose(0, 1).to(self.g.dtype)  # (n or 1, q, c)
-        one = self.g.shape[1] == 1  # a matrix product would take longer
-        mixed = each.unsqueeze(3) * outer if one else (each @ outer.flatten(2)).unflatten(2, outer.shape[2:])
-        return self._crossed(mixed, self.a.square())
+        outer, inner = self.g.square(), self.a.square()
+        each = weights.transpose(0, 1).to(outer.dtype).contiguous()  # (n or 1, q, c)
+        if outer.shape[1] > 1:
+            return self._crossed((each @ outer.flatten(2)).unflatten(2, outer.shape[2:]), inner)
+        if inner.shape[2] < outer.shape[3]:  # a multiple of the shorter factor has fewer numbers
+            return self._crossed(each.unsqueeze(3) * inner.unsqueeze(1), outer.squeeze(1)).mT
+        return self._crossed(each.unsqueeze(3) * outer, inner)
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, e, o, i): (w, n, c, c)."""
@@ -112,8 +116,14 @@ class Factored:
 
     def variances(self, weights: Tensor) -> Tensor:
         """Only the diagonals of `grams`: (w, n, c)."""
-        scale = torch.einsum("nei,weoi->wneo", self.a.square(), weights)
-        return torch.einsum("nceo,wneo->wnc", self.g.square(), scale)
+        outer, inner = self.g.square(), self.a.square()
+        if outer.shape[1] > 1:
+            return torch.einsum("nceo,wneo->wnc", outer, torch.einsum("nei,weoi->wneo", inner, weights))
+        if inner.shape[2] > outer.shape[3]:
+            outer, inner, weights = inner.unsqueeze(1), outer.squeeze(1), weights.mT
+        flat = weights.mT.transpose(0, 1).flatten(1, 2)  # (e, w i, o): the longer factor is summed first
+        summed: Tensor = (flat @ outer.permute(1, 2, 3, 0)[0]).unflatten(1, (len(weights), -1))  # (e, w, i, n)
+        return summed.mul_(inner.permute(1, 2, 0).unsqueeze(1)).sum((0, 2)).unsqueeze(2)
 
     def mix(self, weights: Tensor) -> Factored:
         """Other cotangents as combinations of these: weights (n, c, q)."""
@@ -131,10 +141,7 @@ class Factored:
         n, q, e, o = outer.shape
         if e > 1:
             return torch.einsum("nqeo,nei->qeoi", outer, inner)
-        left, right = outer.reshape(n, q * o), inner.squeeze(1)
-        # up to 7 times as fast with the shorter rows first
-        found = (right.T @ left).T if right.shape[1] < left.shape[1] else left.T @ right
-        return found.reshape(q, 1, o, -1)
+        return transposed_product(outer.reshape(n, q * o), inner.squeeze(1)).reshape(q, 1, o, -1)
 
 
 @dataclass(frozen=True)
@@ -414,14 +421,19 @@ def rotated_values(tangent: Dense | Rows, basis: Basis) -> Full | Sparse:
     return Sparse(rows, examples, moved, tangent.index.shape[0], basis.shape)
 
 
-def gram_matrices(tangent: Kronecker) -> Tensor:
+def gram_matrices(tangent: Kronecker | Dense) -> Tensor:
     """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
+    if isinstance(tangent, Dense):
+        values = without_half(tangent.values)
+        return values.square().sum(2, keepdim=True) if values.shape[1] == 1 else values @ values.mT
     g, moved = _with_inputs(tangent)
     return product(moved, g.transpose(1, 2))
 
 
-def squared_lengths(tangent: Kronecker) -> Tensor:
+def squared_lengths(tangent: Kronecker | Dense) -> Tensor:
     """Squared lengths of the gradients, (n, c): only the diagonals of `gram_matrices`."""
+    if isinstance(tangent, Dense):
+        return without_half(tangent.values).square().sum(2)
     g, moved = _with_inputs(tangent)
     products = g * moved
     return products.sum(2, dtype=torch.float32 if products.dtype in HALVES else None)
@@ -556,11 +568,12 @@ class BasisView:
             return torch.diagonal(self._gram_matrices, dim1=1, dim2=2)
         return functools.reduce(torch.add, map(squared_lengths, self._measured()))
 
-    def _measured(self) -> list[Kronecker]:
+    def _measured(self) -> Sequence[Kronecker | Dense]:
         """Tangents with the squared lengths outside the basis, or of whole gradients if products are exact."""
-        assert isinstance(self.tangent, Kronecker)  # other gradients have a complete basis
+        assert not isinstance(self.tangent, Rows)  # these have a complete basis
         if not self.rounded:
             return [self.tangent]
+        assert isinstance(self.tangent, Kronecker)  # so have exact blocks where products are rounded
         if self._rotated is None:
             _ = self._factors  # projects the inputs
         inputs = self._rotated.a.unsqueeze(2) if isinstance(self._rotated, Factored) else self._inputs

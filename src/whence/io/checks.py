@@ -86,7 +86,8 @@ def check_curvature(reader: Reader, bread: FittedCurvature, sandwich: Any, meats
         for block, spectrum, weights, step in each:
             basis = spectrum.basis
             _check_basis(reader, basis, block)
-            reader.require(block.kind == "kronecker" or not basis.outside, "basis", "one that spans the block")
+            whole = block.kind == "rows" or (block.kind == "dense" and weights.rounded)
+            reader.require(not (whole and basis.outside), "basis", "one that spans the block")
             _check_weights(reader, weights, basis, spectrum.rotation, len(sandwich.names))
             for moments in (spectrum.curvature, spectrum.noise):
                 reader.check("spectrum", moments.inside, *basis.shape, dtype=torch.float64)

@@ -85,8 +85,9 @@ def test_sums_of_tangents_are_sums_of_gradients(make: Callable[[int], Tangent], 
     tangent = make(count)
     phi = tangent.materialize()  # (n, c, *shape)
     flat = phi.flatten(2)
-    if isinstance(tangent, Kronecker):
+    if not isinstance(tangent, Rows):
         same(gram_matrices(tangent), flat @ flat.transpose(1, 2))
+        same(squared_lengths(tangent), flat.square().sum(2))
     shares = normal(len(phi), count, seed=5)
     same(weighted_sum(tangent, shares), torch.einsum("nc...,nc->...", phi, shares))
     direction = normal(*phi.shape[2:], seed=3)
