@@ -446,7 +446,8 @@ def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> N
     odds = [np.log(share / (1 - share)) for share in np.minimum([*wanted["noise"], wanted["noise limit"]], 0.999)]
     beyond = wanted["remote"] - np.log(found.scarcity_limit) / wanted["spread"]
     signs = [np.array(odds[:-1]) - odds[-1], beyond]
-    np.testing.assert_allclose(found.source, signs[0] - signs[1], rtol=1e-5, atol=1e-6)
+    around = [np.log(share / (1 - share)) for share in np.minimum([*wanted["square"], wanted["limit"]], 0.999)]
+    np.testing.assert_allclose(found.source, np.array(around[:-1]) - around[-1] - 0.5 * beyond, rtol=1e-5, atol=1e-6)
     if loss == "categorical":
         limit = found.ambiguity_limit
         signs.append(np.log(differ[40:].numpy() / (1 - differ[40:].numpy())) - np.log(limit / (1 - limit)))
@@ -562,7 +563,7 @@ def test_a_doubt_leans_to_noise_where_labels_are_noisy_and_to_scarcity_far_away(
     weights = oracles.ridge_fit(features.unsqueeze(1).numpy(), y.numpy(), 0.1)
     tracer = fit(networks.linear(weights.reshape(1, -1)), [(features, y)], ridge=0.1)
     centres = torch.linspace(-1, 1, 12, dtype=torch.float64)
-    noisy = torch.exp(-((torch.tensor([[0.4], [0.6]], dtype=torch.float64) - centres) ** 2) / 0.02)
+    noisy = torch.exp(-((torch.tensor([[0.5], [0.6]], dtype=torch.float64) - centres) ** 2) / 0.02)
     clean = torch.exp(-((torch.tensor([[-0.4], [-0.6]], dtype=torch.float64) - centres) ** 2) / 0.02)
     found = tracer.explain(torch.cat([noisy, 9 * clean]))
     assert bool((found.source[:2] > 0).all())

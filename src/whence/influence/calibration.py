@@ -192,22 +192,30 @@ class Calibration:
             share = (2.0 * torch.minimum(share, undecided)).clamp_max(1.0)
         return torch.where(noisy, empirical_p_value(self.noisy, distance_z), share)
 
-    def source_and_doubt(
-        self, noise: Tensor, distance_z: Tensor, ambiguity: Tensor, level: float
-    ) -> tuple[Tensor, Tensor]:
-        """(m,) which cause of doubt stands out more, and (m,) how doubtful the prediction is for any of them.
+    def source(self, disagreement: Tensor, distance_z: Tensor, level: float) -> Tensor:
+        """(m,) how far disagreement (m,) is above its limit, minus half of how far scarcity is above its own.
 
-        Noise and ambiguity count by how far their log-odds are above the limits (twice the logarithm for the noise of a
-        regression), scarcity by how many standard deviations it is above its own. The first is noise less scarcity, the
-        second the logarithm of the sum of all exponentials, which is close to the largest of them.
+        The network's own doubt does not enter: it has it where labels are noisy, and where data are scarce.
         """
-        beyond = distance_z - math.log(self.scarcity_limit(level)) / self.distances.by_class.spread
-        above = log_odds_above if self.classes else log_variance_above
-        signs = [above(noise, self.noise_limit), beyond]
-        source = signs[0] - signs[1]
+        return self._above(disagreement, self.disagreement_limit) - 0.5 * self._scarcity_above(distance_z, level)
+
+    def doubt(self, noise: Tensor, distance_z: Tensor, ambiguity: Tensor, level: float) -> Tensor:
+        """(m,) how far noise, scarcity and ambiguity are above their limits: the log of the sum of their exponentials.
+
+        This is close to the largest of them.
+        """
+        signs = [self._above(noise, self.noise_limit), self._scarcity_above(distance_z, level)]
         if self.ambiguities is not None:
             signs.append(log_odds_above(ambiguity, self.ambiguity_limit(level)))
-        return source, torch.stack(signs).logsumexp(0)
+        return torch.stack(signs).logsumexp(0)
+
+    def _above(self, noise: Tensor, limit: float) -> Tensor:
+        """(m,) log-odds of noise (m,) above those of its limit; for a regression, logarithms of the variance."""
+        return (log_odds_above if self.classes else log_variance_above)(noise, limit)
+
+    def _scarcity_above(self, distance_z: Tensor, level: float) -> Tensor:
+        """(m,) scarcity above its limit, in standard deviations of ordinary examples."""
+        return distance_z - math.log(self.scarcity_limit(level)) / self.distances.by_class.spread
 
 
 def log_odds_above(shares: Tensor, limit: float) -> Tensor:

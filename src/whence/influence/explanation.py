@@ -67,12 +67,12 @@ class Explanation(Shown):
         ho, hec3: (m,) traces of Ho and HeC3.
         check: (m, t) training examples with the largest terms in `disagreement`: labels to check first.
         near: (m, t) training examples with the largest weights in `disagreement`.
-        source: (m,) the main cause of doubt: above zero noise, below zero scarcity. It is how far the noise is
+        source: (m,) the main cause of doubt: above zero noise, below zero scarcity. It is how far the disagreement is
             above its limit, in log-odds (in logarithms of the variance for regression), minus half of how far the
             scarcity is above its own, in standard deviations of ordinary examples.
         doubt: (m,) how doubtful the prediction is for any reason, to order predictions by: a soft maximum of how far
-            noise, scarcity and, where it counts, ambiguity are above their limits, on the scale of `source`. About
-            zero where one of them is at its limit.
+            noise, scarcity and, where it counts, ambiguity are above their limits, in the same units. About zero where
+            one of them is at its limit.
         noise_limit, disagreement_limit: labels are called noisy if both numbers are above these limits.
         scarcity_limit: scarcity above which data are called scarce.
         ambiguity_limit: the model is called undecided if its answer is more ambiguous, or has a probability below .55.
@@ -254,7 +254,6 @@ def explain(
     disagreement = calibration.disagreement(around.average)
     noise = calibration.noise(disagreement, ambiguity)
     distance_z = calibration.distances.z_scores(around.distances, around.nearest, answers)
-    source, doubt = calibration.source_and_doubt(noise, distance_z, ambiguity, level)
     found = Explanation(
         level=level,
         noise=noise,
@@ -269,8 +268,8 @@ def explain(
         hec3=hec3,
         check=around.check,
         near=around.near,
-        source=source,
-        doubt=doubt,
+        source=calibration.source(disagreement, distance_z, level),
+        doubt=calibration.doubt(noise, distance_z, ambiguity, level),
         noise_limit=calibration.noise_limit,
         disagreement_limit=calibration.disagreement_limit,
         scarcity_limit=calibration.scarcity_limit(level),
