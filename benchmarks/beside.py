@@ -3,8 +3,8 @@
     git worktree add ../before COMMIT
     python -m benchmarks.beside ../before --data DIR --out results/cost_beside.json
 
-Processor time of all threads, in a process of its own for each version, the versions in turn. Beside it that of forward
-+ k backward passes over the same data, which says how much the machine itself varies.
+Processor time of all threads, in a process of its own for each version, the versions in turn, each first in every other
+round. Beside it that of forward + k backward passes over the same data, which says how much the machine itself varies.
 """
 
 from __future__ import annotations
@@ -90,10 +90,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path, n = Path(folder) / "model.pt", SIZES[name][0]
             MODELS[name].prepare(given.data, n, max(20, n // 5), path)
-            rounds = [
-                {key: child(tree, name, path, given.threads) for key, tree in trees.items()}
-                for _ in range(given.rounds)
-            ]
+            rounds = []
+            for number in range(given.rounds):
+                order = list(trees)[:: -1 if number % 2 else 1]  # the process that comes second may be slower
+                found = {key: child(trees[key], name, path, given.threads) for key in order}
+                rounds.append({key: found[key] for key in trees})
         row: dict[str, Any] = {"model": name, "n": SIZES[name][0], "rounds": rounds}
         for what in ("reference", "fit", "predict"):
             row[what] = {key: median(one[key][what] for one in rounds) for key in trees}
