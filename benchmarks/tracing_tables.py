@@ -7,6 +7,7 @@ Draws on which scores or thresholds were looked at while they were made are left
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -69,6 +70,11 @@ def shares(counts: Iterable[Iterable[int]]) -> str:
     return " / ".join(f"{100 * one / max(sum(sums), 1):.0f}" for one in sums)
 
 
+GOALS = (
+    "Goals in brackets; what is missed is in bold. The best other score is the best of entropy and kNN label entropy "
+    "for `noise`, of margin, entropy, kNN distance and DDU for missing classes, and of margin, entropy and energy for "
+    "wrong predictions."
+)
 OTHERS = {
     "noisy, rest": ("entropy", "kNN label entropy"),
     "missing, rest": ("margin", "entropy", "kNN distance", "DDU"),
@@ -98,7 +104,7 @@ def goals(studies: dict[tuple[Any, ...], list[Row]]) -> str:
         ]
         cells = [marked(f"{100 * value:.3g} %", (value >= goal) == high) for value, goal, high in shown]
         source = area(rows, "source", "noisy, missing")
-        cells.append(marked(f"{source:.3f}", source >= 0.97))
+        cells.append("-" if math.isnan(source) else marked(f"{source:.3f}", source >= 0.97))
         for contrast, ours in zip(OTHERS, (("noise",), ("scarcity", "doubt"), ("doubt",)), strict=True):
             best = max(area(rows, name, contrast) for name in OTHERS[contrast])
             reached = [area(rows, name, contrast) for name in ours]
@@ -114,7 +120,7 @@ def marked(text: str, reached: bool) -> str:
 
 def area(rows: list[Row], name: str, contrast: str) -> float:
     """Mean area of a score over draws."""
-    return mean(row["auroc"][name].get(contrast) for row in rows)
+    return mean(row["auroc"].get(name, {}).get(contrast) for row in rows)
 
 
 def verdicts(record: Row) -> str:
@@ -136,7 +142,7 @@ def verdicts(record: Row) -> str:
             best = max(found.values())
             cells = {key: f"**{value:.3f}**" if value == best else f"{value:.3f}" for key, value in found.items()}
             areas.append([case, contrast, *(cells.get(key, "") for key in names)])
-    parts = [made(record), "Goals in brackets; what is missed is in bold.", goals(studies)]
+    parts = [made(record), GOALS, goals(studies)]
     parts += [f"Percentage of the points that are called {told}.", table(head, lines)]
     parts += [
         "AUROC, means over draws; HeC3/Ho is `ratio`, *wrong, right* are predictions of other classes.",

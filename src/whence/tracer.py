@@ -305,7 +305,7 @@ class Tracer(Fitted):
 
     @cached_property
     def _calibration(self) -> Calibration:
-        """Reference values for explanations; the first use takes a forward pass over training examples."""
+        """Reference values for explanations; the first use takes two forward passes over training examples."""
         with using_model(self):
             return Calibration.of(self)
 

@@ -59,8 +59,8 @@ def test_an_input_is_as_unusual_as_its_rank_among_training_examples() -> None:
     one = torch.ones(1, dtype=torch.float64)
     scale = LogScale(one, 1.0)
     usual = calibration(
-        ordinary=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64),
-        noisy=torch.tensor([0.0, 1.0], dtype=torch.float64),
+        ordinary_z=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64),
+        noisy_z=torch.tensor([0.0, 1.0], dtype=torch.float64),
         distances=DistanceScale(one, scale, scale),
     )
     remote = torch.tensor([0.5, 2.0, 2.5, 9.0, -1.0], dtype=torch.float64)

@@ -14,7 +14,7 @@ from whence.curvature.accumulate import LayerGradients, reserve_memory, working_
 from whence.curvature.base import AdditiveStructure, MeatRoots, singular
 from whence.curvature.cost import Cost, ProblemSizes
 from whence.curvature.ekfac import factor_cost
-from whence.curvature.kronecker import KroneckerFactors, enough_examples, fit_spectrum
+from whence.curvature.kronecker import KroneckerFactors, example_step, fit_spectrum
 from whence.curvature.primal import (
     FittedPrimal,
     Projected,
@@ -65,7 +65,7 @@ class Core(AdditiveStructure):
         gradients = LayerGradients(problem)
         notes = list(gradients.notes)
         bases, _ = gradients.accumulate(KroneckerFactors(gradients)).eigenbases(ridge or 0.0, self.tolerance, notes)
-        every = enough_examples(problem, gradients.blocks, RANKED)
+        every = example_step(problem, gradients.blocks, RANKED)
         spectrum = [block.curvature.inside for block in fit_spectrum(gradients, bases, None, notes, every)]
         chosen, share, r = self._choose(spectrum, problem, ridge)
         trimmed = [without_unused_columns(basis, index) for basis, index in zip(bases, chosen, strict=True)]

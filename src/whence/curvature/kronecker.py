@@ -198,7 +198,7 @@ class KroneckerFactors(Accumulator):
         self.bases = [Basis(block) for block in gradients.blocks]
         self.whole = whole
         self.sampled = samples_outputs(problem, gradients.blocks, whole)
-        self.every = enough_examples(problem, gradients.blocks) if every is None else every
+        self.every = example_step(problem, gradients.blocks) if every is None else every
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # number of examples added
         self.count = 1 if self.sampled else problem.k - (problem.sketch is not None)  # the last one is the residual
         self.cotangents = (
@@ -258,19 +258,19 @@ class KroneckerFactors(Accumulator):
 
 def samples_outputs(problem: Linearization, blocks: Sequence[Block], whole: bool) -> bool:
     """Whether the basis comes from one output of each example; never with `whole` gradients."""
-    return problem.n >= many_examples(blocks) and problem.k > 1 and not whole
+    return problem.n >= enough_examples(blocks) and problem.k > 1 and not whole
 
 
-def enough_examples(problem: Linearization, blocks: Sequence[Block], examples: int = 1) -> int:
+def example_step(problem: Linearization, blocks: Sequence[Block], examples: int = 1) -> int:
     """Step between the examples that are enough for a basis; each position in a sequence counts as an example.
 
     At least `examples` examples are used.
     """
     counted = problem.n if problem.sketch is None else problem.sketch.counted
-    return max(1, min(counted // many_examples(blocks), problem.n // examples))
+    return max(1, min(counted // enough_examples(blocks), problem.n // examples))
 
 
-def many_examples(blocks: Sequence[Block]) -> int:
+def enough_examples(blocks: Sequence[Block]) -> int:
     """How many examples are enough for a basis, given the largest output side with a basis among the layers."""
     sides = (block.matrix_shape[1] for block in blocks if block.kind != "dense")
     return max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * max((side for side in sides if side <= LARGEST_SIDE), default=0))
@@ -615,15 +615,19 @@ class TwoBasisSpectrumSums(SpectrumSums):
         assert self.pullback.residuals is not None
         residuals = self.pullback.residuals[where].unsqueeze(2)
         for basis, sums, view in zip(self.leading, self.factors, views, strict=True):
-            for _, rotated in view.mixed(residuals) if basis is not None else ():
-                assert basis is not None
+            if basis is None:
+                continue
+            for _, rotated in view.mixed(residuals):
                 part = leading_part(rotated, basis.shape)
+                found: tuple[Tensor, ...]
                 if isinstance(part, Factored):
                     found = gradient_moments(part.a.unsqueeze(2), part.g.unsqueeze(3))
+                elif len(sums) == 2:
+                    found = matrix_moments(part.matrices())
                 else:
                     rows = part.matrices().flatten(0, 1)
-                    found = matrix_moments(part.matrices()) if len(sums) == 2 else (rows.T @ rows, rows)
-                for into, one in zip(sums, found, strict=False):
+                    found = (rows.T @ rows,)
+                for into, one in zip(sums, found, strict=True):
                     into += one
         super().add(where, views)
 

@@ -1,15 +1,16 @@
 """Reference values for explanations: what the training examples, each left out, say about noise and scarcity.
 
 Noise: every training example has a square that says how much its label contradicts the others (`label_squares`). Around
-an input squares are averaged, with the weights of `Neighbours.weights`. Such an average is shrunk towards that of the
-whole data set; the squares of training examples, given the averages around them, correct it (`IsotonicRegression`). If
-the noise were the same everywhere, the squares v could be shuffled among the examples. The shuffled average has mean
-mean(v) and variance var(v) (sum w^2 - 1 / n). A gamma distribution with these moments gives the p-value.
+an input squares are averaged, with the weights of `Neighbours.weights`. This blurs: an average lies closer to that of
+the whole data set than it should. An isotonic regression of the training examples' squares on the averages around them
+corrects it (`IsotonicRegression`). If the noise were the same everywhere, the squares v could be shuffled among the
+examples. The shuffled average has mean mean(v) and variance var(v) (sum w^2 - 1 / n). A gamma distribution with these
+moments gives the p-value.
 
 Scarcity: the distance of an input from the training examples is compared with those of training examples, each from the
 others (`DistanceScale`). An input is unusual if few ordinary examples are as scarce, or have as ambiguous answers.
-Examples around which labels contradict each other are not ordinary, unless few are left. An input with noisy labels
-around it is compared with the training examples of which this is also true, by its scarcity alone, because
+Examples around which labels contradict each other are not ordinary, unless fewer than half are left. An input with
+noisy labels around it is compared with the training examples of which this is also true, by its scarcity alone, because
 contradicting labels scatter inputs in the network and make its answers ambiguous.
 """
 
@@ -39,17 +40,16 @@ MOST_NOISE = 0.999  # upper bound of the noise when odds are computed
 # A scarcity below the first is not unusual, and neither is an answer if two labels drawn from the network's own
 # probabilities differ in a smaller share of cases than the second.
 LEAST_SCARCITY, LEAST_AMBIGUITY = 1.05, 0.1
-PRIOR_EXAMPLES = 20  # the median of so many examples with the same answer counts as much as that of all examples
-# The spread of logarithms is the distance of this quantile from their median, and at least the second number: one
-# standard deviation of a normal distribution.
+PRIOR_EXAMPLES = 20  # the median of so many examples with an answer has a weight of a quarter; of very many, a half
+# The spread of logarithms is the distance from their median to this quantile, which is one standard deviation for a
+# normal distribution. It is at least the second number.
 SPREAD_QUANTILE, LEAST_SPREAD = 0.84, 0.05
-# Least number of examples around which labels agree, to compare scarcity with these alone: fewer could not show that
-# less than 5 % have a higher one.
+# Scarcity is compared with the examples around which labels agree if these are at least so many, and half of all.
 LEAST_ORDINARY = 19
 # A class is rare if fewer training examples have its label than the first number, and than this share of the median of
 # the classes. So is a class with a single label, whatever the others have: no other label can contradict it.
 RARE, RARE_SHARE = 20, 0.2
-LEAST_EXPLAINED = 0.01  # a smaller share of the variance that is explained does not count
+LEAST_EXPLAINED = 0.01  # smaller shares of the variance that are explained count as this one
 MANY_LABELS = 50  # errors of other models on an example count if its class has more examples than this
 MOST_SQUARE = 2.0  # the largest possible squared distance between a label and probabilities of classes
 
@@ -68,8 +68,8 @@ class Calibration:
     noise_limit: float  # labels are called noisy if `Explanation.noise` and
     disagreement_limit: float  # `Explanation.disagreement` are above these
     distances: DistanceScale
-    ordinary: Tensor  # z-scores of the distances of ordinary training examples, ascending
-    noisy: Tensor  # those of the training examples with noisy labels around them, ascending
+    ordinary_z: Tensor  # z-scores of the distances of ordinary training examples, ascending
+    noisy_z: Tensor  # those of the training examples with noisy labels around them, ascending
     ambiguities: Tensor | None  # of the answers for ordinary training examples, ascending; `None` if they do not count
     rare: Tensor  # (k + 1,) whether hardly any training example has the label of a class; the last for all others
     codes: Codes
@@ -129,8 +129,8 @@ class Calibration:
             noise_limit=noise_limit,
             disagreement_limit=disagreement_limit,
             distances=distances,
-            ordinary=distance_z[ordinary].sort().values,
-            noisy=distance_z[noisy].sort().values,
+            ordinary_z=distance_z[ordinary].sort().values,
+            noisy_z=distance_z[noisy].sort().values,
             ambiguities=ambiguities,
             rare=rare,
             codes=codes,
@@ -165,13 +165,13 @@ class Calibration:
         return self.rare[answers.clamp_max(len(self.rare) - 1)]
 
     def scarcity(self, distance_z: Tensor) -> Tensor:
-        """(m,) z-scores of distances (m,) as factors: 1 is typical, 2 is twice as far in both respects."""
+        """(m,) z-scores of distances (m,) as factors: 1 is typical, 2 is as unusual as twice the typical distance."""
         return (self.distances.by_class.spread * distance_z).exp()
 
     def scarcity_limit(self, level: float) -> float:
         """The scarcity that this share of ordinary training examples does not exceed; with two tests, a larger one."""
         level = level if self.ambiguities is None else (1.0 + level) / 2.0
-        return max(float(self.scarcity(self.ordinary.quantile(level))), LEAST_SCARCITY)
+        return max(float(self.scarcity(self.ordinary_z.quantile(level))), LEAST_SCARCITY)
 
     def ambiguity_limit(self, level: float) -> float:
         """The same for ambiguities; one, which none reaches, if these do not count."""
@@ -186,11 +186,11 @@ class Calibration:
         two tests, so the smaller share counts twice (Bonferroni).
         """
         usual = self.scarcity(distance_z) < LEAST_SCARCITY
-        share = empirical_p_value(self.ordinary, distance_z).masked_fill(usual, 1.0)
+        share = empirical_p_value(self.ordinary_z, distance_z).masked_fill(usual, 1.0)
         if self.ambiguities is not None:
             undecided = empirical_p_value(self.ambiguities, ambiguity).masked_fill(ambiguity < LEAST_AMBIGUITY, 1.0)
             share = (2.0 * torch.minimum(share, undecided)).clamp_max(1.0)
-        return torch.where(noisy, empirical_p_value(self.noisy, distance_z), share)
+        return torch.where(noisy, empirical_p_value(self.noisy_z, distance_z), share)
 
     def source(self, disagreement: Tensor, distance_z: Tensor, level: float) -> Tensor:
         """(m,) how far disagreement (m,) is above its limit, minus half of how far scarcity is above its own.
@@ -272,8 +272,7 @@ def label_squares(fitted: Fitted, neighbours: Neighbours, codes: Codes, unit: fl
     if labels is None:
         return squares, torch.zeros(1, dtype=torch.bool, device=squares.device)
     own, known = labels[index], labels[fitted.counted]
-    near = neighbours.nearest[:, : neighbours.count]
-    shares, errors = (some.to(squares) for some in disagreement(near, own))
+    shares, errors = (some.to(squares) for some in share_with_another_label(neighbours.nearest, own))
     squares = torch.where(shares - 2.0 * errors > squares, shares, squares)
     if fitted.held_out is not None:
         held_out = fitted.held_out.to(squares)[index]
@@ -304,14 +303,14 @@ def squared_residuals(fitted: Fitted, codes: Codes, unit: float) -> Tensor:
     return (residuals.square().sum(1) / (scale * positions)).clamp_max(MOST_SQUARE)
 
 
-def disagreement(near: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def share_with_another_label(near: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(s,) share of the nearest other examples (s, count) with another label, and its standard error.
 
     An example of a rare class is compared with only as many examples as its class has beside it, because no more could
     agree.
 
     Examples:
-        >>> disagreement(torch.tensor([[1, 2], [0, 2], [0, 1], [1, 2]]), torch.tensor([0, 0, 1, 0]))[0]
+        >>> share_with_another_label(torch.tensor([[1, 2], [0, 2], [0, 1], [1, 2]]), torch.tensor([0, 0, 1, 0]))[0]
         tensor([0.5000, 0.5000, 0.0000, 0.5000])
     """
     available = (torch.bincount(labels)[labels] - 1).clamp_max(near.shape[1]).unsqueeze(1)
@@ -388,7 +387,7 @@ class IsotonicRegression:
 class LogScale:
     """The typical logarithm of a positive quantity for each predicted class, and the spread of these logarithms.
 
-    What is typical for a class is halfway between the median of all examples and that of the examples with the same
+    What is typical for a class is halfway between the median of all ordinary examples and that of those with the same
     prediction; with few of them, closer to that of all.
 
     Examples:

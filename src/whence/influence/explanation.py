@@ -2,8 +2,9 @@
 
 Two numbers decide, the same for every loss and every structure. *Noise* is how much the labels of the training examples
 around an input contradict each other. *Scarcity* is how far the input is from the training examples, as the model sees
-them, relative to an ordinary training example. An answer that is unusually ambiguous is a sign of scarce data too, if
-the labels around the input agree. `Calibration` holds the reference values, from the training set alone.
+them, relative to an ordinary training example. For classes an answer that is unusually ambiguous, although the labels
+around the input agree, is a sign of scarce data too, and so is a class that hardly any example has. `Calibration` holds
+the reference values, from the training set alone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Explanation(Shown):
     """A verdict for each prediction, with the numbers behind it.
 
     Attributes:
-        level: a prediction is called noisy, or scarce, only if its p-value is at most 1 - level.
+        level: labels are called noisy only if `noise_p` is at most 1 - level, and an input unusual only if `scarcity_p`
+            is.
         noise: (m,) how much labels of inputs like this one contradict each other. For classes, how often two of them
             would differ, 0 if all agree and .5 for a coin toss: the geometric mean of `disagreement`, and of how often
             labels differ where the network's answers are as ambiguous as this one. The second has more weight than the
@@ -50,10 +52,10 @@ class Explanation(Shown):
             around the prediction, in their unit.
         disagreement: (m,) for classes, how often two labels of training examples around the input differ; the mean over
             outputs if each has its own label. For regression the same as `noise`.
-        scarcity: (m,) how far the input is from the nearest training examples, as the model sees them: the geometric
-            mean of this distance beside that of an ordinary example with the same answer, and of the same beside the
-            distances of the examples around. 1 is ordinary, 2 is twice as far in both respects. Ordinary are examples
-            around which labels agree.
+        scarcity: (m,) how far the input is from the nearest training examples, as the model sees them. Two distances
+            count alike, in standard deviations of their logarithms: the distance beside that of an ordinary example
+            with the same answer, and the distance beside those of the examples around. 1 is ordinary, 2 is as unusual
+            as twice the ordinary distance. Ordinary are examples around which labels agree, or all if these are few.
         noise_p: (m,) how often residuals as large would occur together around the input by chance, if the noise were
             the same everywhere.
         scarcity_p: (m,) p-value: the share of ordinary training examples, each left out, with at least this scarcity.
@@ -61,7 +63,7 @@ class Explanation(Shown):
             an input with noisy labels around it, the share among the training examples with noisy labels around them.
         probability: (m,) the network's probability for its own answer, the predicted class; `nan` for regression.
         rare: (m,) whether hardly any training example has the predicted class as its label: fewer than 20, and fewer
-            than a fifth of the median of the classes.
+            than a fifth of the median of the classes, or a single one.
         ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ, for training
             `examples` from those of the fit without them; `nan` for regression.
         ho, hec3: (m,) traces of Ho and HeC3.
@@ -75,8 +77,9 @@ class Explanation(Shown):
             one of them is at its limit.
         noise_limit, disagreement_limit: labels are called noisy if both numbers are above these limits.
         scarcity_limit: scarcity above which data are called scarce.
-        ambiguity_limit: the model is called undecided if its answer is more ambiguous, or has a probability below .55.
-            It is 1, which no ambiguity reaches, for regression, trees, and squared error on coded classes.
+        ambiguity_limit: the model is called undecided if its answer is more ambiguous, or has a probability below .55,
+            and labels nearby are not noisy. It is 1, which no ambiguity reaches, for regression, trees, and squared
+            error on coded classes.
         classes: whether `noise` is about classes.
         notes: what is approximated.
 
@@ -167,10 +170,11 @@ class Explanation(Shown):
                 noise = percent(float(self.noise[number]))
                 further = f"; with the model's own doubt, noise is {noise} (noisy from {percent(self.noise_limit)} on)"
         others = "those with noisy labels" if bool(self._noise_found[number]) else "ordinary training examples"
+        scarce_from = self.scarcity_limit * (BESIDE_NOISE if bool(self.noisy[number]) else 1.0)
         words = (
             f"{around} (noisy from {limit} on, if chance alone does so in at most {percent(1.0 - self.level)} of "
             f"cases; here in {percent(float(self.noise_p[number]))}){further}; "
-            f"its scarcity is {float(self.scarcity[number]):.2g} (1 is ordinary, scarce from {self.scarcity_limit:.2g} "
+            f"its scarcity is {float(self.scarcity[number]):.2g} (1 is ordinary, scarce from {scarce_from:.2g} "
             f"on); at most {percent(float(self.scarcity_p[number]))} of {others} are as unusual"
         )
         if bool(self.rare[number]):

@@ -46,12 +46,12 @@ MEASURED, NEAREST = 5000, 5
 AROUND = 20  # nearest examples whose own distances say how dense the examples are around an input
 GRID = 2  # images are compared by the means over so many by so many fields of each channel
 MOST_LAYERS, MOST_TREES = 8, 100  # layers, or trees, evenly spaced, that are compared
-# Inputs of a layer that are wider are projected at random to the first number of directions. Of these, the second
-# number with the largest variance are compared for noise, and the third for distances.
+# Inputs of a layer that are wider than the first number are projected at random to so many directions. Of these, the
+# second number with the largest variance are compared for noise, and the third for distances.
 WIDEST, LEADING, LEADING_WITHIN = 1024, 128, 64
-# A layer's weight is this power of the share of the answers' variance that neighbours explain, scored by as many
-# examples. The network's ambiguity and the labels around an input are weighed in the same way. Layers with less weight
-# are left out.
+# A layer's weight is a power of the share of the answers' variance that neighbours explain, measured on at most the
+# second number of examples. Layers with a smaller share of the sum than the third are left out. The network's ambiguity
+# and the labels around an input are weighed by the same power.
 WEIGHT_POWER, SCORED, LEAST_WEIGHT = 4, 1000, 0.02
 LEAST_DISTANCE = 1e-3  # smallest distance between inputs on a sphere of radius one
 # The bandwidth is so many times the median of how unlike, 1 - similarity, the last of an example's neighbours is; and
@@ -325,11 +325,6 @@ class Neighbours:
             )
             parts.append(part)
         return Surroundings(*(torch.cat(each) for each in zip(*parts, strict=True)))
-
-    @property
-    def count(self) -> int:
-        """How many of the most similar examples are neighbours."""
-        return neighbour_count(len(self.index))
 
     def weights(self, similar: Tensor, own: Tensor | None = None) -> Tensor:
         """(m, s) weights of the examples' labels, which sum to one, from similarities (m, s) with them.
