@@ -16,7 +16,7 @@ from .demo_trial import FULL, HIDDEN, LEARNING_RATE, QUESTIONS, Size
 from .feature_scores import answers_and_features, class_density, class_distance, neighbour_scores, probability_scores
 
 WEIGHT_DECAY = 1e-4
-OURS = ("noise", "scarcity", "source")
+OURS = ("noise", "scarcity", "source", "doubt")
 THEIRS = ("entropy", "margin", "energy", "kNN label entropy", "kNN residual", "kNN distance", "DDU", "Mahalanobis")
 GROUPS = ("noisy", "missing", "others")
 VERDICTS = ("confident", "noisy labels nearby", "scarce data", "both")
