@@ -434,7 +434,7 @@ def test_one_impossible_row_does_not_ruin_the_scores_of_the_others(
     assert [note for note in found["notes"] if reason in note and note.endswith("; not in the scores")]
     others = {name: [value for at, value in enumerate(values[:5]) if at != 1] for name, values in houses().items()}
     alone = json.loads(call("predict", saved, write(tmp_path / "others.csv", others), "--json", "-q").stdout)
-    assert found["scores"] == pytest.approx(alone["scores"])
+    assert found["scores"] == pytest.approx(alone["scores"], rel=1e-5)  # single precision, in batches of other sizes
     assert call("report", saved, data, "-o", tmp_path / "r.html", "-q").exit_code == 0
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "(4 predictions with a label, 1 without)" in page
@@ -442,7 +442,7 @@ def test_one_impossible_row_does_not_ruin_the_scores_of_the_others(
     del found["rows"][1]
     for one, other in zip(found["rows"], alone["rows"], strict=True):
         assert one["verdict"] == other["verdict"]
-        assert one["prediction"] == pytest.approx(other["prediction"])
+        assert one["prediction"] == pytest.approx(other["prediction"], rel=1e-5)
 
 
 @pytest.mark.parametrize(("cell", "verdict"), [("large", True), ("", True), ("12.5", False)])
