@@ -11,13 +11,15 @@ the entropy of their labels and their mean squared residual; the density of a Ga
 the Mahalanobis distance to the nearest class. `uncertain_by_class` says which classes the uncertain ones among the
 rightly predicted other points belong to. `separable` is how well a logistic
 regression on the network's last features tells points of the noisy class from those of the missing one if it learns
-from other test points, with their true classes: what the network does not represent, nobody can read off it.
+from other test points, with their true classes: what the network does not represent, nobody can read off it. `--ranks
+FOLDER` keeps the ranks of all scores, from which `python -m benchmarks.learned_scores` learns the best combination.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -225,8 +227,23 @@ def separable(features: Tensor, noisy: Tensor, missing: Tensor) -> float:
     return auroc(torch.from_numpy(score), torch.from_numpy(truth))
 
 
+def keep_ranks(folder: Path, name: str, seed: int, scores: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> None:
+    """Write the ranks of the test points by each score, and the groups that they belong to."""
+    ranks = {key: score.cpu().argsort().argsort().to(torch.int16) for key, score in scores.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {"case": name, "seed": seed, "ranks": ranks, "truth": {group: truth[group].cpu() for group in GROUPS}}
+    torch.save(kept, folder / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}.pt")
+
+
 def run_draw(
-    name: str, case: Case, split: Split, seed: int, device: str, graphs: bool = True, memory: float = MEMORY
+    name: str,
+    case: Case,
+    split: Split,
+    seed: int,
+    device: str,
+    graphs: bool = True,
+    memory: float = MEMORY,
+    ranks: Path | None = None,
 ) -> dict[str, Any]:
     """Train, fit, explain and compare."""
     task = drawn(case, split, seed)
@@ -257,6 +274,8 @@ def run_draw(
     said = torch.tensor([VERDICTS.index(verdict) for verdict in found.verdicts])
     scores = {key: getattr(found, key) for key in ("noise", "disagreement", "scarcity", "source", "doubt", "ratio")}
     scores.update(baselines(case, network, task))
+    if ranks is not None:
+        keep_ranks(ranks, name, seed, {**scores, "ambiguity": found.ambiguity.nan_to_num()}, truth)
     areas = {
         key: {
             words: auroc(score.cpu()[truth[a] | truth[b]], truth[a][truth[a] | truth[b]])
@@ -310,6 +329,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True, help="capture steps on a GPU")
     parser.add_argument("--memory", type=float, default=MEMORY, help="GiB of a GPU that a fit may take")
+    parser.add_argument("--ranks", type=Path, help="folder where the ranks of all scores are kept")
     given: argparse.Namespace = parser.parse_args()
     record = open_record(given.out, given.append, level=LEVEL, verdicts=VERDICTS)
     splits: dict[str, Split] = {}
@@ -320,7 +340,7 @@ def main() -> None:
         if case.data not in splits:
             splits[case.data] = read_cifar(Path(given.data)) if case.data == "cifar-10" else read(case.data, given.data)
         for seed in given.seeds:
-            row = run_draw(name, case, splits[case.data], seed, given.device, given.graphs, given.memory)
+            row = run_draw(name, case, splits[case.data], seed, given.device, given.graphs, given.memory, given.ranks)
             put(record, row, ("case", "seed"))
             save(given.out, record)
             say(summary(row))

@@ -60,21 +60,44 @@ def test_an_input_is_as_unusual_as_its_rank_among_training_examples() -> None:
     scale = LogScale(one, 1.0)
     usual = calibration(
         ordinary_z=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64),
-        noisy_z=torch.tensor([0.0, 1.0], dtype=torch.float64),
         distances=DistanceScale(one, scale, scale),
     )
     remote = torch.tensor([0.5, 2.0, 2.5, 9.0, -1.0], dtype=torch.float64)
-    quiet, no = torch.full_like(remote, math.nan), torch.zeros(5, dtype=torch.bool)
-    found = usual.scarcity_p(remote, quiet, no)
+    found = usual.scarcity_p(remote, torch.full_like(remote, math.nan))
     torch.testing.assert_close(found, torch.tensor([5.0, 4.0, 3.0, 1.0, 5.0], dtype=found.dtype) / 5)
-    among_noisy = usual.scarcity_p(remote, quiet, ~no)
-    torch.testing.assert_close(among_noisy, torch.tensor([2.0, 1.0, 1.0, 1.0, 3.0], dtype=found.dtype) / 3)
     both = dataclasses.replace(usual, ambiguities=torch.tensor([0.01, 0.02, 0.03, 0.4], dtype=torch.float64))
     ambiguity = torch.tensor([0.3, 0.3, 0.05, 0.05, 0.5], dtype=torch.float64)  # below .1 it is not unusual
-    found = both.scarcity_p(remote, ambiguity, no)
+    found = both.scarcity_p(remote, ambiguity)
     torch.testing.assert_close(found, torch.tensor([4.0, 4.0, 5.0, 2.0, 2.0], dtype=found.dtype) / 5)
     assert both.ambiguity_limit(0.5) == pytest.approx(0.03 + 0.25 * 0.37)
     assert (usual.ambiguity_limit(0.5), both.ambiguity_limit(0.1)) == (1.0, 0.1)
+
+
+@pytest.mark.parametrize(("count", "rank"), [(8, None), (9, 0), (18, 0), (19, 1), (99, 9)])
+def test_nine_in_ten_training_examples_with_noisy_labels_reach_the_limit(count: int, rank: int | None) -> None:
+    one, level = torch.ones(1, dtype=torch.float64), 0.75
+    sources = torch.linspace(-1, 3, count, dtype=torch.float64) ** 3
+    found = calibration(
+        noisy_sources=sources,
+        ordinary_z=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64),
+        distances=DistanceScale(one, LogScale(one, 0.5), LogScale(one, 1.0)),
+    )
+    wanted = -math.inf if rank is None else float(sources[rank]) + 0.5 * 3.25  # the z-score of the limit of scarcity
+    assert found.source_limit(level) == pytest.approx(wanted)
+
+
+def test_contradicting_labels_that_are_not_the_cause_make_data_scarce(generator: torch.Generator) -> None:
+    x = torch.randn(200, 2, generator=generator, dtype=torch.float64)
+    y = torch.where(x[:, 0] > 0.5, torch.randint(2, (200,), generator=generator), (x[:, 1] > 0).long())
+    model = networks.linear([[0.0, 0.5], [0.0, -0.5]])
+    found = fit(model, [(x, y)], likelihood="categorical", ridge=RIDGE).explain(x)
+    noisy = found.noisy.nonzero().squeeze(1).tolist()
+    assert noisy
+    other = dataclasses.replace(found, source_limit=float(found.source.max()) + 1)
+    for one in noisy:
+        assert other.verdicts[one] == "scarce data"
+        assert "differ less than around other inputs with noisy labels" in other.sentence(one)
+        assert "differ less" not in found.sentence(one)
 
 
 def test_noise_has_the_moments_of_shuffled_residuals(generator: torch.Generator) -> None:
@@ -294,8 +317,12 @@ def by_hand(
     local = [distance / distances[0][near].mean(1) for distance, near in zip(distances, closest, strict=True)]
     remote = [(far + dense) / 2 for far, dense in zip(remote, excess(local, None, some)[0], strict=True)]
     noisy = ~agreeing if ambiguity is None else ~agreeing & (noise[0] > noise_limit)
+    beyond = np.log(square[0] / limit)  # logarithms of the variance; for classes, of the odds
+    if classes:
+        disagreement = np.minimum(square[0], 0.999)
+        beyond = np.log(disagreement / (1 - disagreement)) - np.log(limit / (1 - limit))
     return {
-        "of noisy": remote[0][noisy],
+        "sources of noisy": (beyond - 0.5 * remote[0])[noisy],
         "ambiguities": None if ambiguity is None else ambiguity[0][some],
         "scarcity": np.exp(spread * remote[1]),
         "compared": np.sort(remote[0][some]),
@@ -310,18 +337,21 @@ def by_hand(
 
 
 def check_unusual(found: whence.Explanation, wanted: dict[str, Any], ambiguity: Any = None) -> None:
-    """Count the training examples that are as unusual: the labels decide which ones an input is compared with."""
-    above = (found.noise > found.noise_limit) & (found.disagreement > found.disagreement_limit)
-    for i, noisy in enumerate((above & (found.noise_p <= 1 - found.level)).tolist()):
-        known = wanted["of noisy"] if noisy else wanted["compared"]
-        share = (1 + sum(known >= wanted["remote"][i])) / (1 + len(known))
-        if not noisy and wanted["scarcity"][i] < 1.05:
+    """Count the training examples that are as unusual, and those with noisy labels whose source is lower."""
+    for i, scarcity in enumerate(wanted["scarcity"]):
+        share = (1 + sum(wanted["compared"] >= wanted["remote"][i])) / (1 + len(wanted["compared"]))
+        if scarcity < 1.05:
             share = 1.0
-        if not noisy and ambiguity is not None:
+        if ambiguity is not None:
             known = wanted["ambiguities"]
             as_ambiguous = (1 + sum(known >= ambiguity[i])) / (1 + len(known)) if ambiguity[i] >= 0.1 else 1.0
             share = min(1.0, 2 * min(share, as_ambiguous))
         assert float(found.scarcity_p[i]) == pytest.approx(share)
+    above = (found.noise > found.noise_limit) & (found.disagreement > found.disagreement_limit)
+    sources = wanted["sources of noisy"] + 0.5 * math.log(found.scarcity_limit) / wanted["spread"]
+    as_low = [(1 + sum(sources <= one)) / (1 + len(sources)) for one in found.source.tolist()]
+    among_noisy = torch.tensor(as_low) > 0.1
+    assert torch.equal(found.noisy, above & (found.noise_p <= 1 - found.level) & among_noisy)
 
 
 def excess(values: Any, answers: Any, some: Any) -> tuple[list[Any], float]:

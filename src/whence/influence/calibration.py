@@ -9,9 +9,11 @@ moments gives the p-value.
 
 Scarcity: the distance of an input from the training examples is compared with those of training examples, each from the
 others (`DistanceScale`). An input is unusual if few ordinary examples are as scarce, or have as ambiguous answers.
-Examples around which labels contradict each other are not ordinary, unless fewer than half are left. An input with
-noisy labels around it is compared with the training examples of which this is also true, by its scarcity alone, because
-contradicting labels scatter inputs in the network and make its answers ambiguous.
+Examples around which labels contradict each other are not ordinary, unless fewer than half are left.
+
+Contradicting labels scatter inputs in the network, and an input that is far from everything may lie between examples
+with different labels. So an input with noisy labels around it is compared with the training examples of which this is
+also true, by the main cause of doubt (`Calibration.source`), which weighs the two numbers against each other.
 """
 
 from __future__ import annotations
@@ -41,6 +43,9 @@ MOST_NOISE = 0.999  # upper bound of the noise when odds are computed
 # probabilities differ in a smaller share of cases than the second.
 LEAST_SCARCITY, LEAST_AMBIGUITY = 1.05, 0.1
 PRIOR_EXAMPLES = 20  # the median of so many examples with an answer has a weight of a quarter; of very many, a half
+# Labels around an input count as the cause of its doubt if they stand out as much, beside its scarcity, as for all but
+# this share of the training examples with noisy labels around them.
+LEAST_NOISY = 0.1
 # The spread of logarithms is the distance from their median to this quantile, which is one standard deviation for a
 # normal distribution. It is at least the second number.
 SPREAD_QUANTILE, LEAST_SPREAD = 0.84, 0.05
@@ -69,7 +74,7 @@ class Calibration:
     disagreement_limit: float  # `Explanation.disagreement` are above these
     distances: DistanceScale
     ordinary_z: Tensor  # z-scores of the distances of ordinary training examples, ascending
-    noisy_z: Tensor  # those of the training examples with noisy labels around them, ascending
+    noisy_sources: Tensor  # `main_cause` of the training examples with noisy labels around them, ascending
     ambiguities: Tensor | None  # of the answers for ordinary training examples, ascending; `None` if they do not count
     rare: Tensor  # (k + 1,) whether hardly any training example has the label of a class; the last for all others
     codes: Codes
@@ -119,6 +124,9 @@ class Calibration:
         lengths, here = lengths.to(squares), positions(neighbours.measured, index)
         distances = DistanceScale.of(lengths, lengths[here], near[here], answers, ordinary)
         distance_z = distances.z_scores(lengths[here], near[here], answers)
+        limit = disagreement_limit / unit if codes is None else disagreement_limit
+        disagreement = expected[noisy].sqrt() if codes is None else expected[noisy]
+        sources = main_cause(disagreement, limit, distance_z[noisy], codes is not None)
         number = f"{len(index):,} and scarcity with {len(neighbours.measured):,} of {known:,}"
         return cls(
             neighbours=neighbours,
@@ -130,7 +138,7 @@ class Calibration:
             disagreement_limit=disagreement_limit,
             distances=distances,
             ordinary_z=distance_z[ordinary].sort().values,
-            noisy_z=distance_z[noisy].sort().values,
+            noisy_sources=sources.sort().values,
             ambiguities=ambiguities,
             rare=rare,
             codes=codes,
@@ -179,43 +187,59 @@ class Calibration:
             return 1.0
         return max(float(self.ambiguities.quantile((1.0 + level) / 2.0)), LEAST_AMBIGUITY)
 
-    def scarcity_p(self, distance_z: Tensor, ambiguity: Tensor, noisy: Tensor) -> Tensor:
-        """(m,) share of training examples as unusual: of those with noisy labels around them where `noisy` (m,).
+    def scarcity_p(self, distance_z: Tensor, ambiguity: Tensor) -> Tensor:
+        """(m,) share of ordinary examples as unusual, by z-scores of distances (m,) or by ambiguity of answers (m,).
 
-        Elsewhere of ordinary ones, by z-scores of distances (m,) or by the ambiguity of the answers (m,). These are
-        two tests, so the smaller share counts twice (Bonferroni).
+        These are two tests, so the smaller share counts twice (Bonferroni).
         """
         usual = self.scarcity(distance_z) < LEAST_SCARCITY
         share = empirical_p_value(self.ordinary_z, distance_z).masked_fill(usual, 1.0)
-        if self.ambiguities is not None:
-            undecided = empirical_p_value(self.ambiguities, ambiguity).masked_fill(ambiguity < LEAST_AMBIGUITY, 1.0)
-            share = (2.0 * torch.minimum(share, undecided)).clamp_max(1.0)
-        return torch.where(noisy, empirical_p_value(self.noisy_z, distance_z), share)
+        if self.ambiguities is None:
+            return share
+        undecided = empirical_p_value(self.ambiguities, ambiguity).masked_fill(ambiguity < LEAST_AMBIGUITY, 1.0)
+        return (2.0 * torch.minimum(share, undecided)).clamp_max(1.0)
 
     def source(self, disagreement: Tensor, distance_z: Tensor, level: float) -> Tensor:
         """(m,) how far disagreement (m,) is above its limit, minus half of how far scarcity is above its own.
 
         The network's own doubt does not enter: it has it where labels are noisy, and where data are scarce.
         """
-        return self._above(disagreement, self.disagreement_limit) - 0.5 * self._scarcity_above(distance_z, level)
+        return main_cause(disagreement, self.disagreement_limit, distance_z, self.classes) + 0.5 * self._limit_z(level)
+
+    def source_limit(self, level: float) -> float:
+        """The source that all but a tenth of the training examples with noisy labels around them reach.
+
+        Minus infinity if there are fewer than nine.
+        """
+        below = int(LEAST_NOISY * (len(self.noisy_sources) + 1))
+        return float(self.noisy_sources[below - 1]) + 0.5 * self._limit_z(level) if below else -math.inf
 
     def doubt(self, noise: Tensor, distance_z: Tensor, ambiguity: Tensor, level: float) -> Tensor:
         """(m,) how far noise, scarcity and ambiguity are above their limits: the log of the sum of their exponentials.
 
         This is close to the largest of them.
         """
-        signs = [self._above(noise, self.noise_limit), self._scarcity_above(distance_z, level)]
+        signs = [above(noise, self.noise_limit, self.classes), distance_z - self._limit_z(level)]
         if self.ambiguities is not None:
             signs.append(log_odds_above(ambiguity, self.ambiguity_limit(level)))
         return torch.stack(signs).logsumexp(0)
 
-    def _above(self, noise: Tensor, limit: float) -> Tensor:
-        """(m,) log-odds of noise (m,) above those of its limit; for a regression, logarithms of the variance."""
-        return (log_odds_above if self.classes else log_variance_above)(noise, limit)
+    def _limit_z(self, level: float) -> float:
+        """The limit of scarcity as a z-score of distances."""
+        return math.log(self.scarcity_limit(level)) / self.distances.by_class.spread
 
-    def _scarcity_above(self, distance_z: Tensor, level: float) -> Tensor:
-        """(m,) scarcity above its limit, in standard deviations of ordinary examples."""
-        return distance_z - math.log(self.scarcity_limit(level)) / self.distances.by_class.spread
+
+def main_cause(disagreement: Tensor, limit: float, distance_z: Tensor, classes: bool) -> Tensor:
+    """(m,) how far the disagreement of labels (m,) is above its limit, less half of the z-scores of distances (m,).
+
+    Large where labels contradict each other, small where training examples are far away.
+    """
+    return above(disagreement, limit, classes) - 0.5 * distance_z
+
+
+def above(noise: Tensor, limit: float, classes: bool) -> Tensor:
+    """(m,) log-odds of noise (m,) above those of its limit; for a regression, logarithms of the variance."""
+    return (log_odds_above if classes else log_variance_above)(noise, limit)
 
 
 def log_odds_above(shares: Tensor, limit: float) -> Tensor:

@@ -9,7 +9,7 @@ the reference values, from the training set alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,8 +59,7 @@ class Explanation(Shown):
         noise_p: (m,) how often residuals as large would occur together around the input by chance, if the noise were
             the same everywhere.
         scarcity_p: (m,) p-value: the share of ordinary training examples, each left out, with at least this scarcity.
-            Where ambiguities count too, twice the smaller of this share and that of answers at least as ambiguous. For
-            an input with noisy labels around it, the share among the training examples with noisy labels around them.
+            Where ambiguities count too, twice the smaller of this share and that of answers at least as ambiguous.
         probability: (m,) the network's probability for its own answer, the predicted class; `nan` for regression.
         rare: (m,) whether hardly any training example has the predicted class as its label: fewer than 20, and fewer
             than a fifth of the median of the classes, or a single one.
@@ -77,6 +76,8 @@ class Explanation(Shown):
             one of them is at its limit.
         noise_limit, disagreement_limit: labels are called noisy if both numbers are above these limits.
         scarcity_limit: scarcity above which data are called scarce.
+        source_limit: labels are called noisy only if `source` is at least this, which nine in ten training examples
+            with noisy labels around them reach. Minus infinity if these are fewer than nine.
         ambiguity_limit: the model is called undecided if its answer is more ambiguous, or has a probability below .55,
             and labels nearby are not noisy. It is 1, which no ambiguity reaches, for regression, trees, and squared
             error on coded classes.
@@ -110,6 +111,7 @@ class Explanation(Shown):
     noise_limit: float
     disagreement_limit: float
     scarcity_limit: float
+    source_limit: float
     ambiguity_limit: float
     classes: bool
     notes: tuple[str, ...] = ()
@@ -127,10 +129,10 @@ class Explanation(Shown):
     def noisy(self) -> Tensor:
         """(m,) whether labels nearby contradict each other, more than elsewhere and by more than chance.
 
-        False if nearly all training examples with noisy labels around them are less scarce: labels of examples unlike
-        the input say little about it.
+        False if nearly all training examples with noisy labels around them have a larger `source`: labels of examples
+        unlike the input say little about it.
         """
-        return self._noise_found & (self.scarcity_p > 1.0 - self.level)
+        return self._noise_found & (self.source >= self.source_limit)
 
     @property
     def undecided(self) -> Tensor:
@@ -142,9 +144,10 @@ class Explanation(Shown):
         """(m,) whether the input is more unusual than nearly all training examples.
 
         If labels are noisy too, scarcity must reach twice the limit, and nothing else counts. Otherwise a prediction is
-        also scarce if its probability is below .55, or if its class is rare.
+        also scarce if its probability is below .55, if its class is rare, or if labels around it contradict each other
+        but are not the cause.
         """
-        unusual = (self.scarcity_p <= 1.0 - self.level) | (self.probability < UNDECIDED) | self.rare
+        unusual = (self.scarcity_p <= 1.0 - self.level) | (self.probability < UNDECIDED) | self.rare | self._noise_found
         return torch.where(self.noisy, self.scarcity >= BESIDE_NOISE * self.scarcity_limit, unusual)
 
     @property
@@ -169,14 +172,15 @@ class Explanation(Shown):
             if self.noise_limit != self.disagreement_limit:
                 noise = percent(float(self.noise[number]))
                 further = f"; with the model's own doubt, noise is {noise} (noisy from {percent(self.noise_limit)} on)"
-        others = "those with noisy labels" if bool(self._noise_found[number]) else "ordinary training examples"
         scarce_from = self.scarcity_limit * (BESIDE_NOISE if bool(self.noisy[number]) else 1.0)
         words = (
             f"{around} (noisy from {limit} on, if chance alone does so in at most {percent(1.0 - self.level)} of "
             f"cases; here in {percent(float(self.noise_p[number]))}){further}; "
             f"its scarcity is {float(self.scarcity[number]):.2g} (1 is ordinary, scarce from {scarce_from:.2g} "
-            f"on); at most {percent(float(self.scarcity_p[number]))} of {others} are as unusual"
+            f"on); at most {percent(float(self.scarcity_p[number]))} of ordinary training examples are as unusual"
         )
+        if bool(self._noise_found[number] & ~self.noisy[number]):
+            words += "; for its distance from them, these labels differ less than around other inputs with noisy labels"
         if bool(self.rare[number]):
             words += "; hardly any training example has this label"
         if bool(self.undecided[number]):
@@ -258,13 +262,13 @@ def explain(
     disagreement = calibration.disagreement(around.average)
     noise = calibration.noise(disagreement, ambiguity)
     distance_z = calibration.distances.z_scores(around.distances, around.nearest, answers)
-    found = Explanation(
+    return Explanation(
         level=level,
         noise=noise,
         disagreement=disagreement,
         scarcity=calibration.scarcity(distance_z),
         noise_p=calibration.noise_p(around.average, around.effective),
-        scarcity_p=torch.ones_like(distance_z),  # set below: it depends on whether labels are noisy
+        scarcity_p=calibration.scarcity_p(distance_z, ambiguity),
         probability=probability,
         rare=calibration.has_rare_answer(answers),
         ambiguity=ambiguity,
@@ -277,11 +281,11 @@ def explain(
         noise_limit=calibration.noise_limit,
         disagreement_limit=calibration.disagreement_limit,
         scarcity_limit=calibration.scarcity_limit(level),
+        source_limit=calibration.source_limit(level),
         ambiguity_limit=calibration.ambiguity_limit(level),
         classes=calibration.classes,
         notes=calibration.notes,
     )
-    return replace(found, scarcity_p=calibration.scarcity_p(distance_z, ambiguity, found._noise_found))
 
 
 def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
