@@ -75,15 +75,13 @@ def disentanglement(seed: int) -> Study:
     )
 
 
+NATURAL = ("cifar-10", "cifar-10, ViT", "cifar-10, squared error")
+
 STUDIES: dict[str, list[Study]] = {
     "verdicts": [
-        verdicts("cifar-10", range(395, 398), 35),
-        verdicts("cifar-10, ViT", range(395, 398), 35),
-        verdicts("cifar-10", range(398, 400), 35),
-        verdicts("cifar-10, ViT", range(398, 400), 35),
-        verdicts("fashion-mnist", range(395, 400), 5),
-        verdicts("cifar-10, squared error", range(395, 398), 35),
-        verdicts("cifar-10, squared error", range(398, 400), 35),
+        *(verdicts(case, seeds, 45) for seeds in (range(400, 403), range(403, 405)) for case in NATURAL),
+        verdicts("fashion-mnist", range(400, 405), 10),
+        verdicts("fashion-mnist, squared error", range(400, 405), 10),
     ],
     "people": [
         *(people(labels, seed, 0, 70) for seed in (341, 342, 343) for labels in ("aggregate", "worst")),
@@ -135,6 +133,8 @@ def command(study: Study, given: argparse.Namespace) -> list[str]:
     if study.module.startswith("benchmarks."):
         record = ("--out", str(given.work / f"{study.name}.json"))
     told = study.small if given.tiny else study.options
+    if study.module == "benchmarks.verdicts":
+        told = (*told, "--ranks", str(given.work / "ranks"))
     if study.module in SHARING:
         told = (*told, "--memory", str(MEMORY // given.at_once))
     return [sys.executable, "-m", study.module, "--data", str(given.data), "--device", given.device, *record, *told]
