@@ -6,7 +6,8 @@
 A classifier (gradient boosting, and a logistic regression on ranks and their squares) is given the ranks of the test
 points by all scores, ours and those that do not use whence, with the truth, of all data sets but one. It is judged on
 the draws of that one (AUROC). If it is not better than a single score, the scores hold no more that is true on every
-data set, and a better rule needs other information.
+data set, and a better rule needs other information. *Same draw* is the boosting that learned from other test points of
+the same draw: what the scores hold if the truth about this network's points were known.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 
@@ -30,7 +33,8 @@ SCORES = (
     *("disagreement", "ambiguity", "scarcity", "energy", "margin"),
     *("kNN label entropy", "kNN residual", "kNN distance", "DDU", "Mahalanobis"),
 )
-CONTRASTS = {"missing, rest": ("missing", ("noisy", "right", "wrong")), "noisy, missing": ("noisy", ("missing",))}
+CONTRASTS = {"missing, rest": ("missing", ("right", "wrong")), "noisy, missing": ("noisy", ("missing",))}
+BOOSTING = HistGradientBoostingClassifier(max_depth=4, max_iter=150, learning_rate=0.05, random_state=0)
 MOST = 2000
 """Points of one draw, at random, that a classifier learns from."""
 
@@ -60,10 +64,9 @@ def learned(draws: list[dict[str, Any]], contrast: str) -> dict[str, Any]:
         truth.append(y[some])
         weights.append(np.full(len(some), 1000.0 / len(some)))
     x, y, w = (np.concatenate(parts) for parts in (inputs, truth, weights))
-    boosting = HistGradientBoostingClassifier(max_depth=4, max_iter=150, learning_rate=0.05, random_state=0)
     logistic = make_pipeline(PolynomialFeatures(2), LogisticRegression(max_iter=2000))
     return {
-        "boosting": boosting.fit(x, y, sample_weight=w),
+        "boosting": clone(BOOSTING).fit(x, y, sample_weight=w),
         "logistic": logistic.fit(x, y, logisticregression__sample_weight=w),
     }
 

@@ -155,6 +155,25 @@ def verdicts(record: Row) -> str:
     return "\n\n".join(parts)
 
 
+def learned_scores(record: Row) -> str:
+    """Areas of combinations that learned from other data sets, beside single scores of ours; means over draws."""
+    questions = {"missing, rest": ("scarcity", "doubt"), "noisy, missing": ("disagreement", "source")}
+    lines = []
+    for (case,), rows in grouped(record["rows"], "case").items():
+        cells = [case]
+        for contrast, ours in questions.items():
+            found = [row["auroc"] for row in rows if row["contrast"] == contrast]
+            cells += [
+                f"{mean(areas[name] for areas in found):.3f}" for name in (*ours, "boosting", "logistic", "same draw")
+            ]
+        lines.append(cells)
+    head = "study | " + " | ".join(
+        f"{contrast}: learned, boosting | learned, logistic | {' | '.join(ours)}"
+        for contrast, ours in questions.items()
+    )
+    return f"{made(record)}\n\n{table(head, lines)}"
+
+
 def mean(values: Iterable[float | None]) -> float:
     """Of those that there are."""
     known = [value for value in values if value is not None]
@@ -241,6 +260,7 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "by_heart": by_heart,
     "label_errors": label_errors,
     "verdicts": verdicts,
+    "learned_scores": learned_scores,
     "table_verdicts": table_verdicts,
     "label_errors_images": replaced_labels,
     "attribution": attribution,
