@@ -81,9 +81,9 @@ def compare(draws: list[dict[str, Any]], contrast: str) -> list[dict[str, Any]]:
                 continue
             x, y = points(draw, contrast)
             truth = torch.from_numpy(y)
-            found = {
-                name: auroc(torch.from_numpy(model.predict_proba(x)[:, 1]), truth) for name, model in models.items()
-            }
+            guesses = {name: model.predict_proba(x)[:, 1] for name, model in models.items()}
+            guesses["same draw"] = cross_val_predict(BOOSTING, x, y, cv=5, method="predict_proba")[:, 1]
+            found = {name: auroc(torch.from_numpy(guess), truth) for name, guess in guesses.items()}
             chosen = draw["truth"][CONTRASTS[contrast][0]].clone()
             for group in CONTRASTS[contrast][1]:
                 chosen |= draw["truth"][group]
