@@ -17,7 +17,7 @@ from whence.runtime.execution import Chunks
 def test_the_message(road: Any, takes: str) -> None:
     message = (
         rf"the exact structure \((dual|primal) road\) to fit in 1\.0 KiB, but it takes about {takes}\. For 8 examples, "
-        r"2 outputs and 26 parameters the primal road takes 52\.4 KiB and the dual 14\.9 KiB\. What fits: "
+        r"2 outputs and 26 parameters the primal road takes 52\.4 KiB and the dual 14\.9 KiB: take the smaller one.*"
         r"structure='core' or 'ekfac'.*parameters='last_layer'.*hessian_columns=.*chunk_size.*road='matrix_free'.*or a "
         r"larger max_memory"
     )
@@ -29,13 +29,6 @@ def test_the_message(road: Any, takes: str) -> None:
             structure=whence.Exact(road=road),
         )
     assert isinstance(caught.value, MemoryError)
-
-
-def test_a_road_that_would_fit_is_named() -> None:
-    with pytest.raises(
-        whence.TooLargeError, match=r"What fits: structure=whence\.Exact\(road='dual'\); structure='core'"
-    ):
-        fit(mlp(), batches(), execution=whence.Execution(max_memory=20_000), structure=whence.Exact(road="primal"))
 
 
 def test_nothing_is_allocated() -> None:

@@ -76,7 +76,7 @@ class Exact(Structure):
             assert ridge is not None  # leave-one-out needs a matrix
             return FittedIterative.fit(problem, ridge, self.tolerance, self.iterations)
         need = matrix_bytes(sizes, road)
-        left = reserve_memory(problem, need, f"the exact structure ({road} road)", _instead(problem, sizes))  # for rows
+        left = reserve_memory(problem, need, f"the exact structure ({road} road)", _instead(sizes))  # for rows
         algebra: type[FittedPrimal | FittedDual] = FittedPrimal if road == "primal" else FittedDual
         fitted = algebra.fit(left, problem.jacobian(), ridge)
         fitted.notes.append(f"exact algebra, {road} road, {readable(need)} planned")
@@ -101,21 +101,14 @@ def matrix_bytes(sizes: ProblemSizes, road: Road) -> float:
     return (square + 3.0 * sizes.row_chunk * sizes.k * sizes.d) * sizes.item
 
 
-def _instead(problem: Linearization, sizes: ProblemSizes) -> str:
-    roads: dict[Road, float] = {"primal": matrix_bytes(sizes, "primal"), "dual": matrix_bytes(sizes, "dual")}
-    ways = [
-        *(f"structure=whence.Exact(road='{road}')" for road, need in roads.items() if need <= sizes.limit),
-        "structure='core' or 'ekfac' (a few times the weights)",
-        *([] if problem.selection.one_layer else ["parameters='last_layer'"]),
-        "fewer training examples",
-        *(["fewer columns (hessian_columns=...)"] if problem.k > 1 else []),
-        "a smaller chunk_size where its rows are what is too large",
-        "structure=whence.Exact(road='matrix_free') for a handful of test points",
-    ]
+def _instead(sizes: ProblemSizes) -> str:
+    primal, dual = readable(matrix_bytes(sizes, "primal")), readable(matrix_bytes(sizes, "dual"))
     return (
-        f"For {problem.n} examples, {problem.k} outputs and {sizes.d} parameters the primal road takes "
-        f"{readable(roads['primal'])} and the dual {readable(roads['dual'])}. What fits: {'; '.join(ways)}; or a "
-        "larger max_memory."
+        f"For {sizes.n} examples, {sizes.k} outputs and {sizes.d} parameters the primal road takes {primal} and the "
+        f"dual {dual}: take the smaller one, whence.Exact(road=...), if it fits. Else use structure='core' or 'ekfac' "
+        "(a few times the weights), parameters='last_layer', fewer training examples, fewer columns "
+        "(hessian_columns=...) where outputs are many, a smaller chunk_size where its rows are what is too large, "
+        "whence.Exact(road='matrix_free') for a handful of test points, or a larger max_memory."
     )
 
 
