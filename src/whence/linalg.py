@@ -17,21 +17,20 @@ SMALL = 512  # matrices up to this size are decomposed faster by one thread than
 NUMBERS_AT_ONCE, MATRICES_AT_ONCE = 2**15, 2**12  # most numbers, and most matrices, decomposed at once on a GPU
 
 
-def few_at_once(matrices: Tensor, most: int | None = None) -> tuple[Tensor, ...]:
+def few_at_once(matrices: Tensor) -> tuple[Tensor, ...]:
     """Split small matrices (n, k, k) into pieces that can be decomposed at once; one piece on a CPU.
 
     cuSOLVER needs a workspace of 300 kB or more for the eigenvectors of each matrix, however small: 15 GB for 50,000
     examples of ten classes. A piece has at most `NUMBERS_AT_ONCE` numbers and `MATRICES_AT_ONCE` matrices.
 
     Examples:
-        >>> [len(piece) for piece in few_at_once(torch.zeros(5, 3, 3), most=18)]
-        [2, 2, 1]
+        >>> [len(piece) for piece in few_at_once(torch.zeros(5, 3, 3, device="cpu"))]
+        [5]
     """
-    if most is None and not matrices.is_cuda:
+    if not matrices.is_cuda:
         return (matrices,)
     each = max(1, matrices.shape[-1] * matrices.shape[-2])
-    numbers = NUMBERS_AT_ONCE if most is None else most
-    pieces: tuple[Tensor, ...] = matrices.split(min(MATRICES_AT_ONCE, max(1, numbers // each)))
+    pieces: tuple[Tensor, ...] = matrices.split(min(MATRICES_AT_ONCE, max(1, NUMBERS_AT_ONCE // each)))
     return pieces
 
 
@@ -211,14 +210,9 @@ def _decompose(matrix: Tensor, where: str, notes: list[str]) -> tuple[Tensor, Te
     except RuntimeError:  # torch.linalg.LinAlgError is one
         pass
     notes.append(f"the eigenvectors of {where} needed a second driver")
-    values, vectors = second_driver(matrix)
+    pair = numpy.linalg.eigh(matrix.cpu().numpy())  # numpy uses another library than torch
+    values, vectors = (torch.from_numpy(one).to(matrix.device) for one in pair)
     return values.clamp_min(0.0), vectors
-
-
-def second_driver(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by numpy, which uses another library than torch."""
-    values, vectors = (torch.from_numpy(one).to(matrix.device) for one in numpy.linalg.eigh(matrix.cpu().numpy()))
-    return values, vectors
 
 
 def check_finite_sums(sums: Tensor, where: str) -> None:
