@@ -20,6 +20,7 @@ from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
 from whence.jacobian.network import CheckedOutputs, Network, Selection, describe_outputs
 from whence.jacobian.sketches import ALL_COLUMNS, ALL_OUTPUTS, COLUMNS, HessianSketch, Labels, SketchedOutputs
 from whence.likelihoods import Likelihood, Noise
+from whence.likelihoods.base import residual_degrees
 from whence.linalg import eigh
 from whence.runtime.checkpoint import State
 from whence.runtime.execution import Execution, Passes, Precision, Progress
@@ -285,7 +286,9 @@ class Linearization:
             counted = self.sample_weights > 0
             size = self.sample_weights[counted].sqrt().unsqueeze(1)
             plain, roots = plain[counted] / size, roots[counted] / size.unsqueeze(2)
-        scale = self.likelihood.noise_scale(float(plain.square().sum()), numbers, degrees_of_freedom)
+        scale = 1.0
+        if self.likelihood.squared_error:
+            scale = float(plain.square().sum()) / residual_degrees(numbers, degrees_of_freedom)
         mean = scale * roots.square().sum() / numbers
         return Noise(mean.reshape(1, 1), scale**0.5 * self.hessian_roots, scale)
 

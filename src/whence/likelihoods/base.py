@@ -102,10 +102,6 @@ class Likelihood(ABC):
         """The model-based covariance of the residuals of examples that count: L_i, as for any natural link."""
         return Noise(torch.einsum("nkq,njq->kj", roots, roots) / len(roots), roots)
 
-    def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
-        """The factor between L_i and the covariance, in a sketched fit, from the sum of `numbers` squared residuals."""
-        return 1.0
-
     def probabilities(self, outputs: Tensor) -> Tensor:
         """(m, k) probabilities of the classes, if there are classes."""
         raise self._without_classes("probabilities")

@@ -56,10 +56,6 @@ class Gaussian(Likelihood):
         root = vectors * values.clamp_min(0.0).sqrt()
         return Noise(sigma, root.unsqueeze(0), float(sigma.diagonal().mean()))
 
-    def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
-        """One variance for all outputs."""
-        return squares / residual_degrees(numbers, degrees_of_freedom)
-
 
 def one_hot(labels: Tensor, classes: int) -> Tensor:
     """Class labels as targets of a squared-error network: +1 for the class and -1 elsewhere, as in the paper.
