@@ -141,12 +141,12 @@ class Factors:
         With `whole`, gradient matrices G are summed over positions first, then G^T G and G G^T are added.
         """
         if not isinstance(tangent, Kronecker):
-            values = tangent.values if isinstance(tangent, Dense) else tangent.aggregate().values
+            values = tangent.values if isinstance(tangent, Dense) else tangent.aggregate()[2]
             if self.inputs is not None:
                 self.inputs += second_moment(without_half(values).flatten(0, 1))
             return
         share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # mean weight of an example
-        self.counts[0] += share * tangent.examples * tangent.positions
+        self.counts[0] += share * tangent.g.shape[0] * tangent.positions
         if whole and self.inputs is not None and self.outputs is not None:
             below, above = gradient_moments(without_half(tangent.inputs()), without_half(tangent.grads()))
             self.inputs += below

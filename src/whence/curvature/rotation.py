@@ -602,7 +602,7 @@ class BasisView:
         self._inputs = None if self.complete else a[..., :kept]
         if not self.coarse or inputs is None:
             return without_half(a), without_half(g)
-        rows = tangent.cotangents * self.basis.shape[1]
+        rows = g.shape[1] * self.basis.shape[1]
         fewer = rows * kept < tangent.positions * (rows + kept)  # matrices have fewer numbers than factors
         if fewer and a.dtype == g.dtype == torch.float16:
             return a, g  # matrices will be in single precision

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -110,23 +110,13 @@ class Kronecker:
     Example:
         >>> block = Block("fc", ("fc.weight",), ((2, 3),), "kronecker")
         >>> tangent = Kronecker(block, Whole(torch.ones(5, 1, 4, 3)), Whole(torch.ones(5, 7, 1, 4, 2)))
-        >>> tangent.examples, tangent.cotangents, tangent.positions, tuple(tangent.materialize().shape)
-        (5, 7, 4, (5, 7, 1, 2, 3))
+        >>> tangent.positions, tuple(tangent.materialize().shape)
+        (4, (5, 7, 1, 2, 3))
     """
 
     block: Block
     a: Factor  # (n, e, t, i)
     g: Factor  # (n, c, e, t, o)
-
-    @property
-    def examples(self) -> int:
-        """Number of examples, n."""
-        return self.g.shape[0]
-
-    @property
-    def cotangents(self) -> int:
-        """Number of cotangents, c."""
-        return self.g.shape[1]
 
     @property
     def positions(self) -> int:
@@ -146,14 +136,6 @@ class Kronecker:
         return torch.einsum("nceto,neti->nceoi", *promoted(self.grads(), self.inputs()))
 
 
-class RowSums(NamedTuple):
-    """Nonzero rows of per-example gradients, with each (example, row) pair once."""
-
-    rows: Tensor  # (u,)
-    examples: Tensor  # (u,)
-    values: Tensor  # (u, c, d)
-
-
 @dataclass(frozen=True)
 class Rows:
     """Gradients of an embedding: position t of example n adds grads[n, :, t] to row index[n, t].
@@ -161,22 +143,26 @@ class Rows:
     Example:
         >>> block = Block("emb", ("emb.weight",), ((4, 1),), "rows")
         >>> tangent = Rows(block, torch.tensor([[2, 2, 0]]), torch.ones(1, 1, 3, 1))
-        >>> tangent.aggregate().rows.tolist(), tangent.aggregate().values.flatten().tolist()
-        ([0, 2], [1.0, 2.0])
+        >>> rows, examples, values = tangent.aggregate()
+        >>> rows.tolist(), examples.tolist(), values.flatten().tolist()
+        ([0, 2], [0, 0], [1.0, 2.0])
     """
 
     block: Block
     index: Tensor  # (n, t)
     grads: Tensor  # (n, c, t, d)
 
-    def aggregate(self) -> RowSums:
-        """Sum the gradients of all positions of an example that look up the same row, before they are squared."""
+    def aggregate(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Nonzero rows (u,) of the gradients, their examples (u,) and values (u, c, d), each such pair once.
+
+        They are sums over the positions of an example that look up the same row, to be made before squaring.
+        """
         n, size = self.index.shape[0], self.block.matrix_shape[0]
         values = self.grads.transpose(1, 2).flatten(0, 1)  # (n t, c, d)
         key = (torch.arange(n, device=self.index.device)[:, None] * size + self.index).flatten()
         pairs, inverse = torch.unique(key, return_inverse=True)
         sums = values.new_zeros(len(pairs), *values.shape[1:]).index_add_(0, inverse, values)
-        return RowSums(pairs % size, pairs.div(size, rounding_mode="floor"), sums)
+        return pairs % size, pairs.div(size, rounding_mode="floor"), sums
 
     def materialize(self) -> Tensor:
         """The gradient matrices: (n, c, V, d)."""
