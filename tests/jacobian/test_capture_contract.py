@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from capture_models import MODELS, Model, prepared, running
 from capture_modules import WIDTH, Flat, mix, small, tokens, vectors
 from capture_oracle import assert_captures, by_parameter, call_of, oracle, selected
+from whence.errors import ShapeError
 from whence.jacobian.capture import Capture
 from whence.jacobian.gradients import Kronecker, Rows
 from whence.jacobian.network import Network
@@ -81,7 +83,7 @@ def test_batched_backward_passes_give_the_same(name: str) -> None:
     model = prepared(MODELS[name])
     captured = Capture(model, selected(model), example_inputs=MODELS[name].inputs(3)).run(MODELS[name].inputs(4))
     cotangents = torch.randn(3, 4, 2, dtype=torch.float64)
-    one, other = captured.tangents(cotangents), captured.tangents(cotangents, batched=True, last=True)
+    one, other = captured.tangents(cotangents), replace(captured, vectorized=True).tangents(cotangents, last=True)
     for ours, theirs in zip(one, other, strict=True):
         torch.testing.assert_close(ours.materialize(), theirs.materialize())
 
@@ -105,6 +107,19 @@ class Wrapped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return Unbatched.apply(self.linear(x))
+
+
+class WrappedForOne(Wrapped):
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 1:
+            raise ShapeError(f"expected one example, got {len(x)}.")
+        return super().forward(x)
+
+
+def test_models_of_single_examples_that_vmap_cannot_follow_are_found_out() -> None:
+    model = WrappedForOne().double()
+    capture = Capture(model, selected(model), example_inputs=vectors(1))
+    assert not capture.vectorizes(vectors(2))
 
 
 def test_models_that_vmap_cannot_follow_are_found_out() -> None:

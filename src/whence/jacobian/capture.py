@@ -62,14 +62,14 @@ class Captured:
         """(n, k), without a graph."""
         return self.graph.detach()
 
-    def tangents(self, cotangents: Tensor, *, last: bool = False, batched: bool | None = None) -> list[Tangent]:
+    def tangents(self, cotangents: Tensor, *, last: bool = False) -> list[Tangent]:
         """Pull cotangents (c, n, k) back to every block; `last` frees the graph.
 
-        With `batched` they go through one vectorised backward pass; the default is to do so if it was verified to give
-        the same. It is up to 1.7 times as fast on a GPU, no faster on a CPU, and some kernels have no such form.
+        If `vectorized`, all go through one backward pass. It is up to 1.7 times as fast on a GPU, no faster on a CPU,
+        and some kernels have no such form.
         """
         cotangents = cotangents.to(self.outputs)
-        batched = (self.vectorized if batched is None else batched) and len(cotangents) > 1
+        batched = self.vectorized and len(cotangents) > 1
         values = {} if self.fallback is None else self.fallback.gradients(cotangents)  # may need the same graph
         tangents = tangents_of(self.blocks, self.graph, self.records, cotangents, last=last, batched=batched)
         own: dict[str, Tangent] = {name: Dense.of_parameter(name, grads) for name, grads in values.items()}
@@ -87,7 +87,7 @@ class CapturedOneByOne:
         """(n, k), without a graph."""
         return torch.cat([one.outputs for one in self.examples])
 
-    def tangents(self, cotangents: Tensor, *, last: bool = False, batched: bool | None = None) -> list[Tangent]:
+    def tangents(self, cotangents: Tensor, *, last: bool = False) -> list[Tangent]:
         """As for `Captured`."""
         each = [one.tangents(cotangents[:, at : at + 1], last=last) for at, one in enumerate(self.examples)]
         return [concatenate(tangents) for tangents in zip(*each, strict=True)]
@@ -203,9 +203,10 @@ class Capture:
     def vectorizes(self, inputs: Inputs) -> bool:
         """Whether one vectorised backward pass equals one pass for each cotangent, on these inputs."""
         try:
-            run = self.run(inputs)
+            found = self.run(inputs)
+            run = found if isinstance(found, Captured) else found.examples[0]
             cotangents = normal_numbers((2, *run.outputs.shape), 0, run.outputs)
-            each = [run.tangents(cotangents, batched=batched) for batched in (False, True)]
+            each = [replace(run, vectorized=vectorized).tangents(cotangents) for vectorized in (False, True)]
             pairs = ((one.materialize(), other.materialize()) for one, other in zip(*each, strict=True))
             return all(close(other, one, tolerance(one.dtype, one.device)) for one, other in pairs)
         except torch.cuda.OutOfMemoryError:
