@@ -59,21 +59,19 @@ class SelectedOutputs(OutputFunctional):
 
 @dataclass(frozen=True)
 class OutputMixtures(OutputFunctional):
-    """Mixtures of neighbouring outputs of each example.
+    """Mixtures of the outputs of each example.
 
     Examples:
-        >>> OutputMixtures(None, torch.ones(1, 2, 1), start=1).apply(torch.tensor([[1.0, 2.0, 3.0]]))
-        tensor([[5.]])
+        >>> OutputMixtures(None, torch.ones(1, 3, 1)).apply(torch.tensor([[1.0, 2.0, 3.0]]))
+        tensor([[6.]])
     """
 
     inputs: Any
-    basis: Tensor  # (n, j, c) weights of j outputs in c mixtures
-    start: int = 0  # the first of the j outputs
+    weights: Tensor  # (n, K, c)
 
     def apply(self, outputs: Tensor) -> Tensor:
         """Mix them."""
-        some = outputs[:, self.start : self.start + self.basis.shape[-2]]
-        return torch.einsum("nj,njc->nc", some, self.basis.to(some.dtype))
+        return torch.einsum("nk,nkc->nc", outputs, self.weights.to(outputs.dtype))
 
 
 # --- Columns of the Hessian of cross-entropy, without an array for every position, class and column -------------------
