@@ -72,8 +72,8 @@ class Captured:
         batched = self.vectorized and len(cotangents) > 1
         values = {} if self.fallback is None else self.fallback.gradients(cotangents)  # may need the same graph
         tangents = tangents_of(self.blocks, self.graph, self.records, cotangents, last=last, batched=batched)
-        own: dict[str, Tangent] = {name: Dense.of_parameter(name, grads) for name, grads in values.items()}
-        return [own.get(one.block.name, one) for one in tangents]
+        own = {name: grads.reshape(*grads.shape[:2], -1) for name, grads in values.items()}  # of scalars too
+        return [Dense(one.block, own[one.block.name]) if one.block.name in own else one for one in tangents]
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class Capture:
         if unused := [name for name in self.unused if name not in known]:
             self._notes.append(f"the outputs of the first examples do not depend on {listing(unused)}")
         captured = self.run(inputs, reference)
-        if not close(captured.outputs, reference.outputs, reference.tolerance):
+        if not close(captured.outputs, reference.outputs, tolerance(precision, reference.outputs.device)):
             gap = float((captured.outputs - reference.outputs).abs().max())
             raise UncapturedParameterError(
                 "expected the outputs of the model under capture to be its own, got a difference of "
@@ -408,15 +408,11 @@ class AutogradReference:
         dense = [g.to_dense() if g is not None and g.is_sparse else g for g in found]
         return cls(outputs.detach(), precision, cotangent, dict(zip(parameters, dense, strict=True)))
 
-    @property
-    def tolerance(self) -> float:
-        """Expected relative error between two ways of computing the same numbers."""
-        return tolerance(self.precision, self.outputs.device)
-
     def mismatches(self, tangents: Sequence[Tangent]) -> dict[str, str]:
         """Parameters whose captured gradients, summed over examples, differ from autograd's; and by how much."""
         scale = math.hypot(*(float(g.double().norm()) for g in self.gradients.values() if g is not None))
-        floor = scale * max(min(100 * torch.finfo(self.precision).eps, 1e-2), self.tolerance**2)  # if terms cancel
+        relative = tolerance(self.precision, self.outputs.device)
+        floor = scale * max(min(100 * torch.finfo(self.precision).eps, 1e-2), relative**2)  # if terms cancel
         wrong: dict[str, str] = {}
         for tangent in tangents:
             total, norm_of_terms = _sum_over_examples(tangent)
@@ -424,7 +420,7 @@ class AutogradReference:
                 truth = self.gradients[name]
                 expected = torch.zeros_like(got) if truth is None else truth.double()
                 gap, norm = float((got - expected).norm()), float(expected.norm())
-                if not gap <= self.tolerance * (norm + norm_of_terms) + floor:
+                if not gap <= relative * (norm + norm_of_terms) + floor:
                     wrong[name] = f"norm {norm:.6g}, got norm {float(got.norm()):.6g}, difference {gap:.3g}"
         return wrong
 

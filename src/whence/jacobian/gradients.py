@@ -183,12 +183,6 @@ class Dense:
         """The gradients: (n, c, p)."""
         return self.values
 
-    @classmethod
-    def of_parameter(cls, name: str, grads: Tensor) -> Dense:
-        """Gradients (n, c, *shape) of a parameter that forms its own block."""
-        block = Block(name, (name,), (tuple(grads.shape[2:]),), "dense")
-        return cls(block, grads.reshape(*grads.shape[:2], -1))
-
 
 Tangent: TypeAlias = Kronecker | Rows | Dense
 
