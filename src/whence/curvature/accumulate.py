@@ -85,6 +85,10 @@ TOGETHER = 8  # least number of examples of a batch to run at once, when only so
 SEARCHED_EXAMPLES = 64  # examples in which uses of parameters are looked for at once
 PROOF_EXAMPLES = 8  # examples on which a capture is verified against autograd
 PROOF_SEQUENCES = 3  # the same, if an example has outputs at many positions
+LESS_MEMORY = (
+    "Use fewer layers (parameters='last_layer' or a list), structure=whence.EKFAC(tolerance=0.1) or a core of fewer "
+    "coordinates, whence.Core(size=...), fit(..., hessian_columns=16) where outputs are many, or a larger max_memory."
+)
 
 
 @dataclass(frozen=True)
@@ -350,7 +354,7 @@ class LayerGradients:
         """Raise if the Kronecker factors and their eigenvectors do not fit in memory."""
         need = decomposition_bytes(self.blocks)
         what = f"the Kronecker factors of the {len(self.blocks)} blocks of parameters"
-        self.problem.budget.require(FRAGMENTED * need, what, self._alternatives())
+        self.problem.budget.require(FRAGMENTED * need, what, LESS_MEMORY)
 
     def require_sums(self, bases: Sequence[Basis]) -> None:
         """Raise if sums in these bases and the weights of the examples do not fit in memory; chunks get the rest."""
@@ -361,15 +365,8 @@ class LayerGradients:
         need += examples_bytes(problem.n, problem.k, problem.root_columns, problem.dtype.itemsize)
         what = f"sums over {coordinates} coordinates, and the weights of {problem.n} examples with {problem.k} outputs,"
         least = max(CHUNK_WORKSPACE * self.sizes.example(problem.k), LEAST_CHUNK_SHARE * problem.budget.limit)
-        problem.budget.require(need + least, what, self._alternatives())
+        problem.budget.require(need + least, what, LESS_MEMORY)
         self.in_use = need
-
-    def _alternatives(self) -> str:
-        layers = "" if self.problem.selection.one_layer else "parameters='last_layer' or a list of layers, "
-        return (
-            f"Use {layers}structure=whence.EKFAC(tolerance=0.1) or a core of fewer coordinates, whence.Core(size=...), "
-            "fit(..., hessian_columns=16) where outputs are many, or a larger max_memory."
-        )
 
 
 def working_precision(problem: Linearization) -> torch.dtype:

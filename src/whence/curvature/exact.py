@@ -106,7 +106,7 @@ def _instead(sizes: ProblemSizes) -> str:
     return (
         f"For {sizes.n} examples, {sizes.k} outputs and {sizes.d} parameters the primal road takes {primal} and the "
         f"dual {dual}: take the smaller one, whence.Exact(road=...), if it fits. Else use structure='core' or 'ekfac' "
-        "(a few times the weights), parameters='last_layer', fewer training examples, fewer columns "
+        "(a few times the weights), fewer layers (parameters='last_layer'), fewer training examples, fewer columns "
         "(hessian_columns=...) where outputs are many, a smaller chunk_size where its rows are what is too large, "
         "whence.Exact(road='matrix_free') for a handful of test points, or a larger max_memory."
     )

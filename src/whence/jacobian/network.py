@@ -305,11 +305,6 @@ class Selection:
         """The number d of selected weights."""
         return sum(parameter.numel() for parameter in self.parameters.values())
 
-    @property
-    def one_layer(self) -> bool:
-        """Whether all parameters belong to one module."""
-        return len({name.rpartition(".")[0] for name in self.parameters}) == 1
-
     def flatten(self, tensors: dict[str, Tensor], leading: int = 0) -> Tensor:
         """Join tensors (..., *parameter.shape) with `leading` leading axes into one (..., d)."""
         return torch.cat([tensors[name].flatten(leading) for name in self.parameters], dim=-1)
