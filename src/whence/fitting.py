@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral
+from operator import length_hint
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from whence.curvature.base import NO_GROUPS, AdditiveStructure, times_hessian
 from whence.curvature.cost import clock_work, measure_sizes
 from whence.curvature.plan import require_plan
 from whence.curvature.ridge import check_search, default_ridge
-from whence.data.batches import Batches, length
+from whence.data.batches import Batches
 from whence.data.targets import example_fingerprints
 from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
 from whence.estimators import LeaveOneOut, Policy, Unit, assemble, hc1_factor
@@ -180,7 +181,7 @@ def run_fit(
         budget = _prepare_passes(batches, model, options, selection)
         columns = default_columns(network, batches) if options.columns == 0 else options.columns
         if columns is not None:
-            sizes = (columns + 1, first.targets[0].numel(), (length(batches.loader) or 1) * first.size)
+            sizes = (columns + 1, first.targets[0].numel(), (length_hint(batches.loader) or 1) * first.size)
             require_plan(options.structure, network, selection, first.inputs, *sizes, budget)
         planned = (options.likelihood, options.execution, budget, columns, options.execution.seed)
         problem = linearize(network, selection, batches, *planned)

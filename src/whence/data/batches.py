@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from operator import length_hint
 from typing import Any, TypeVar
 
 import torch
@@ -107,7 +108,7 @@ class Batches:
             )
         batches = self._read()
         if label is not None:
-            total = len(self.fingerprints) if self.complete else length(self.loader)
+            total = len(self.fingerprints) if self.complete else length_hint(self.loader) or None
             batches = self.progress.track(batches, f"{label}, batch", total)
         yield from (batch for batch in batches if batch.size)
 
@@ -366,26 +367,13 @@ def _check_sampler(sampler: Any) -> None:
     """Raise for shards that repeat examples to make sizes equal: these would count twice."""
     if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
         return
-    size, parts = length(sampler.dataset) or 0, sampler.num_replicas
+    size, parts = length_hint(sampler.dataset), sampler.num_replicas
     if size % parts:
         raise InputError(
             f"expected every example once, got a DistributedSampler that repeats {-size % parts} of {size} to make "
             f"{parts} shards even. Give each process a slice: Subset(dataset, range(n * rank // world, n * (rank + 1) "
             "// world))."
         )
-
-
-def length(loader: Any) -> int | None:
-    """The number of batches if the loader knows it; a DataLoader of an iterable data set may not.
-
-    Examples:
-        >>> length([1, 2]), length(iter([1, 2]))
-        (2, None)
-    """
-    try:
-        return len(loader)
-    except TypeError:
-        return None
 
 
 def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
@@ -401,7 +389,7 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
     sampler, size, dataset = loader.sampler, loader.batch_size, loader.dataset
     if size is None:
         return found
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == length(dataset):
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == length_hint(dataset):
         notes.append("the loader shuffles; it was read in the order of its data set, which indices refer to")
         sampler = SequentialSampler(dataset)  # type: ignore[arg-type]  # of known length
         vars(found).update(sampler=sampler, batch_sampler=BatchSampler(sampler, size, False), drop_last=False)

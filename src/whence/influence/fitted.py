@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
+from operator import length_hint
 from typing import Any, TypeVar
 
 import numpy
@@ -26,7 +27,6 @@ from whence.data.batches import (
     batch_size,
     check_finite,
     combine,
-    length,
     split_targets,
     take,
     to_device,
@@ -285,7 +285,7 @@ def _batches(fitted: Fitted, x: Any) -> Iterator[Inputs]:
         yield split_targets(x, positional)[0]
     elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)) and not hasattr(x, "iloc"):
         track = fitted.problem.progress.track
-        yield from (split_targets(raw, positional)[0] for raw in track(x, "predictions, batch", length(x)))
+        yield from (split_targets(raw, positional)[0] for raw in track(x, "predictions, batch", length_hint(x) or None))
     else:
         raise InputError(
             f"expected a batch (a tensor, a tuple, a dict) or a loader to predict, got {type(x).__name__}. "

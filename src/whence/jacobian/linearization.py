@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import length_hint
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whence.data.batches import Batch, Batches, Inputs, length, take
+from whence.data.batches import Batch, Batches, Inputs, take
 from whence.data.targets import LossDerivatives, Positions, check_weights_given, diagonal_blocks, none_if_ones
 from whence.errors import ShapeError
 from whence.jacobian.capture import Capture
@@ -381,9 +382,9 @@ def default_columns(network: Network, batches: Batches) -> int | None:
         shape = network.shaped(take(first.inputs, slice(0, 1)), "batch 0").shape[1:]
     if shape.numel() <= ALL_OUTPUTS:
         return None
-    known = length(batches.loader)
-    every = batches.passes.process_group.all_gather_object("the data", None if known is None else known * first.size)
-    columns = COLUMNS if None in every else min(COLUMNS, max(1, -(-ALL_COLUMNS // max(sum(every), 1))))
+    known = length_hint(batches.loader, -1)  # a DataLoader of an iterable data set may not know its length
+    every = batches.passes.process_group.all_gather_object("the data", known * first.size)
+    columns = COLUMNS if min(every) < 0 else min(COLUMNS, max(1, -(-ALL_COLUMNS // max(sum(every), 1))))
     batches.notes.append(
         f"of {describe_outputs(shape)}, {columns} random column{'s' * (columns > 1)} of the loss's Hessian were used "
         "in each training example, and the residual; hessian_columns='all' uses all"
