@@ -63,7 +63,7 @@ def blocks_of(bread: Any) -> list[Dense]:
     for basis in (block.basis for block in bread.blocks):
         size = math.prod(basis.shape)
         eye = torch.eye(size, dtype=torch.float64).reshape(size, *basis.shape)
-        moved = basis.block.from_matrix(basis.to(torch.float64).out_of(eye))
+        moved = basis.block.from_matrix(basis.to(torch.float64).from_coordinates(eye))
         directions, owned = np.zeros((start, size)), np.zeros(start, dtype=bool)
         for name, tensor in moved.items():
             here = slice(offsets[name], offsets[name] + tensor[0].numel())

@@ -68,7 +68,7 @@ def test_alignments_outside_of_a_corner(name: str) -> None:
     case = networks.build(name)
     tracer = fit(case.model, case.batches(4), structure=whence.EKFAC(tolerance=0.5), ridge=20.0)
     assert any(
-        basis.outside and basis.block.kind == "kronecker" for basis in (block.basis for block in tracer.bread.blocks)
+        basis.missing and basis.block.kind == "kronecker" for basis in (block.basis for block in tracer.bread.blocks)
     )
     _, tangents, _ = oracles.tangents_of(case.model, case.inputs)
     _, test, _ = oracles.tangents_of(case.model, case.test_inputs)

@@ -10,7 +10,7 @@ from functools import cached_property, reduce
 import torch
 from torch import Tensor
 
-from whence.curvature.rotation import Basis, DiagonalMoments, outer, slices, without_half
+from whence.curvature.rotation import Basis, DiagonalMoments, example_slices, gradient_matrices, widened
 from whence.jacobian.gradients import Dense, Kronecker, Tangent
 
 PRODUCT_NUMBERS = {"cpu": 2**18, "cuda": 2**26}  # scaled gradients held at once
@@ -19,15 +19,15 @@ PRODUCT_NUMBERS = {"cpu": 2**18, "cuda": 2**26}  # scaled gradients held at once
 def align(tangent: Tangent, directions: Tensor) -> Tensor:
     """<J_i^T u_c, v_q> for every example, cotangent and direction v (q, *matrix shape of the block): (n, c, q)."""
     if isinstance(tangent, Dense):
-        return without_half(tangent.values).to(directions.dtype) @ directions.T
+        return widened(tangent.values).to(directions.dtype) @ directions.T
     if isinstance(tangent, Kronecker):
         a, g = tangent.inputs().to(directions.dtype), tangent.grads().to(directions.dtype)
-        parts = slices(len(g), math.prod((g.shape[1], *directions.shape[1:])), g)
-        return torch.cat([outer(a[some], g[some]).flatten(2) @ directions.flatten(1).T for some in parts])
+        parts = example_slices(len(g), math.prod((g.shape[1], *directions.shape[1:])), g)
+        return torch.cat([gradient_matrices(a[some], g[some]).flatten(2) @ directions.flatten(1).T for some in parts])
     rows, examples, values = tangent.aggregate()
-    values = without_half(values).to(directions.dtype)  # (u, c, d)
+    values = widened(values).to(directions.dtype)  # (u, c, d)
     found = values.new_zeros(len(tangent.index), values.shape[1], len(directions))
-    for some in slices(len(rows), len(directions) * values.shape[2], values):
+    for some in example_slices(len(rows), len(directions) * values.shape[2], values):
         products = torch.einsum("ucd,qud->ucq", values[some], directions[:, rows[some]])
         found.index_add_(0, examples[some], products)
     return found
@@ -52,8 +52,8 @@ class OuterProducts:
     def of(cls, tangents: Sequence[Tangent], basis: Basis, dtype: torch.dtype) -> OuterProducts:
         """Split several chunks of gradients."""
         outer = [one for one in tangents if isinstance(one, Kronecker)]
-        a = torch.cat([without_half(one.inputs()).flatten(1) for one in outer]).to(dtype)
-        g = torch.cat([without_half(one.grads()).flatten(2) for one in outer]).to(dtype)
+        a = torch.cat([widened(one.inputs()).flatten(1) for one in outer]).to(dtype)
+        g = torch.cat([widened(one.grads()).flatten(2) for one in outer]).to(dtype)
         return cls(a, *_split(a, basis.inputs), *_split(g, basis.outputs))
 
 
@@ -106,7 +106,7 @@ class PreconditionedGradients:
         """
         m, k, y = own.g_inside.shape
         n, c = others.g_inside.shape[:2]
-        weight = 1.0 / self.damped.outside if self.basis.outside else 0.0
+        weight = 1.0 / self.damped.outside if self.basis.missing else 0.0
         numbers = PRODUCT_NUMBERS["cuda" if own.a.is_cuda else "cpu"]
         many, few = (max(1, room // (m * max(y, 1))) for room in (16 * numbers, numbers // k))
         found = own.a.new_empty(n, c, m * k)

@@ -32,13 +32,13 @@ from whence.curvature.rotation import (
     BasisView,
     DiagonalMoments,
     Factored,
-    half_on_gpu,
+    example_slices,
+    gradient_matrices,
     mix_cotangents,
-    outer,
     products_are_rounded,
-    slices,
     weighted_sum,
-    without_half,
+    widened,
+    widened_on_cpu,
 )
 from whence.curvature.two_bases import last_coordinates, leading_basis, leading_part, rotate
 from whence.jacobian.gradients import (
@@ -70,8 +70,8 @@ def gradient_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         above = g * a.square().sum(3, keepdim=True).sqrt().unsqueeze(1)
         return sum_of_outer_products(below, 1), sum_of_outer_products(above, 2)
     inputs, outputs = (torch.zeros(e, size, size, dtype=torch.float64, device=a.device) for size in (i, o))
-    for some in slices(n, c * e * o * i, a):
-        below, above = matrix_moments(outer(a[some], g[some]))
+    for some in example_slices(n, c * e * o * i, a):
+        below, above = matrix_moments(gradient_matrices(a[some], g[some]))
         inputs += below
         outputs += above
     return inputs, outputs
@@ -143,23 +143,23 @@ class Factors:
         if not isinstance(tangent, Kronecker):
             values = tangent.values if isinstance(tangent, Dense) else tangent.aggregate()[2]
             if self.inputs is not None:
-                self.inputs += second_moment(without_half(values).flatten(0, 1))
+                self.inputs += second_moment(widened(values).flatten(0, 1))
             return
         share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # mean weight of an example
         self.counts[0] += share * tangent.g.shape[0] * tangent.positions
         if whole and self.inputs is not None and self.outputs is not None:
-            below, above = gradient_moments(without_half(tangent.inputs()), without_half(tangent.grads()))
+            below, above = gradient_moments(widened(tangent.inputs()), widened(tangent.grads()))
             self.inputs += below
             self.outputs += above
             self.counts[1] += 1.0
             return
         if self.inputs is not None:
-            a = half_on_gpu(tangent.inputs())
+            a = widened_on_cpu(tangent.inputs())
             self.inputs += sum_of_outer_products(
                 a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1), 1
             )
         if self.outputs is not None:
-            self.outputs += sum_of_outer_products(half_on_gpu(tangent.grads()), 2)
+            self.outputs += sum_of_outer_products(widened_on_cpu(tangent.grads()), 2)
 
     def basis(self, notes: list[str]) -> tuple[Basis, Tensor | None]:
         """The Kronecker eigenbasis, and the eigenvalues in it where both factors or an exact block are known."""
@@ -420,8 +420,8 @@ class BlockSpectrum:
     def into_rotated(self, matrix: Tensor) -> Tensor:
         """Coordinates of a matrix in the meats' own basis."""
         assert self.rotation is not None
-        leading = self.basis.to(matrix.dtype).into(matrix)[last_coordinates(self.rotation.shape)]
-        return self.rotation.to(matrix.dtype).into(leading)
+        leading = self.basis.to(matrix.dtype).to_coordinates(matrix)[last_coordinates(self.rotation.shape)]
+        return self.rotation.to(matrix.dtype).to_coordinates(leading)
 
 
 class MomentSums:
@@ -463,7 +463,7 @@ class MomentSums:
 
     def finish(self) -> list[DiagonalMoments]:
         """The sums, one for each set of weights."""
-        rest, found = self.basis.outside, []
+        rest, found = self.basis.missing, []
         for inside, length in zip(self.inside, self.length, strict=True):
             left = float(length if self.rounded else length - inside.sum())
             found.append(DiagonalMoments(inside, max(left, 0.0) / rest if rest else 0.0))

@@ -81,7 +81,7 @@ class Projected:
         parts = []
         for basis, index in zip(self.bases, self.indices, strict=True):
             matrix = basis.block.to_matrix(parameters).to(dtype=dtype)
-            moved = basis.to(matrix.dtype).into(matrix)
+            moved = basis.to(matrix.dtype).to_coordinates(matrix)
             parts.append(moved.flatten(moved.ndim - len(basis.shape))[..., index])
         return torch.cat(parts, dim=-1).to(self.gradients.problem.dtype)
 
@@ -95,7 +95,7 @@ class Projected:
         for basis, index, part in zip(self.bases, self.indices, parts, strict=True):
             flat = step.new_zeros(*lead, math.prod(basis.shape))
             flat[..., index] = part
-            yield basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))
+            yield basis.to(step.dtype).from_coordinates(flat.reshape(*lead, *basis.shape))
 
 
 def primal_bytes(r: int) -> float:

@@ -39,8 +39,8 @@ CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}  # entries of gradient matrices fo
 ALIGNED = 8  # a GPU's tensor units need rows of multiples of this: others take three times as long
 
 
-def slices(n: int, numbers: int, like: Tensor) -> Iterator[slice]:
-    """Split n examples such that matrices with this many numbers for each are formed for some examples at once."""
+def example_slices(n: int, numbers: int, like: Tensor) -> Iterator[slice]:
+    """Slices of n examples, so short that matrices with so many `numbers` for each example can be formed at once."""
     step = max(1, CHUNK_NUMBERS["cuda" if like.is_cuda else "cpu"] // numbers)
     return (slice(low, min(low + step, n)) for low in range(0, n, step))
 
@@ -48,27 +48,27 @@ def slices(n: int, numbers: int, like: Tensor) -> Iterator[slice]:
 def mix(g: Tensor, weights: Tensor) -> Tensor:
     """Combine gradients (n, c, ...) with weights (n, c, q): (n, q, ...)."""
     transposed = is_transposed_in_memory(g)
-    lying = g.transpose(-1, -2) if transposed else g
+    stored = g.transpose(-1, -2) if transposed else g
     kernels = fused_kernels(g)
-    if kernels is not None and weights.shape[2] <= kernels.MOST_WEIGHTS and lying[0, 0].is_contiguous():
-        mixed = kernels.mixtures(lying.flatten(2), weights)
+    if kernels is not None and weights.shape[2] <= kernels.MOST_WEIGHTS and stored[0, 0].is_contiguous():
+        mixed = kernels.mixtures(stored.flatten(2), weights)
     elif g.shape[1] == 1:  # a matrix product would take longer
-        mixed = weights.transpose(1, 2) * lying.flatten(2)
+        mixed = weights.transpose(1, 2) * stored.flatten(2)
     else:  # without the copy of the weights a GPU takes twice as long
-        mixed = weights.transpose(1, 2).contiguous() @ lying.flatten(2)
-    found: Tensor = mixed.unflatten(2, lying.shape[2:])
+        mixed = weights.transpose(1, 2).contiguous() @ stored.flatten(2)
+    found: Tensor = mixed.unflatten(2, stored.shape[2:])
     return found.transpose(-1, -2) if transposed else found
 
 
-def inner_products(g: Tensor, moved: Tensor) -> Tensor:
+def inner_products(g: Tensor, vectors: Tensor) -> Tensor:
     """(n, c) inner products of gradients (n, c, e, t, o) with one vector for each example, (n, e, t, o)."""
     if is_transposed_in_memory(g):
-        g, moved = g.transpose(3, 4), moved.transpose(2, 3)
+        g, vectors = g.transpose(3, 4), vectors.transpose(2, 3)
     kernels = fused_kernels(g)
     if kernels is not None and g.shape[1] <= MOST_COTANGENTS and g[0, 0].is_contiguous():
-        found: Tensor = kernels.inner_products(g.flatten(2), moved.flatten(1))
+        found: Tensor = kernels.inner_products(g.flatten(2), vectors.flatten(1))
         return found
-    rows, column = g.flatten(2), moved.flatten(1).unsqueeze(2)
+    rows, column = g.flatten(2), vectors.flatten(1).unsqueeze(2)
     if g.dtype == torch.bfloat16:  # single precision would take a GPU three times as long here
         return (rows @ column).squeeze(2).float()
     return product(rows, column).squeeze(2)
@@ -77,7 +77,7 @@ def inner_products(g: Tensor, moved: Tensor) -> Tensor:
 def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tensor:
     """V diag(scale) V^T for values (n, c, p) and scales (w, n or 1, 1, p): (w, n, c, c).
 
-    If no scale is negative, a product reads one tensor instead of two.
+    If no scale is negative (`positive`), a product reads one tensor instead of two.
     """
     kernels = fused_kernels(values) if values.dtype == torch.bfloat16 and values.is_contiguous() else None
     if kernels is not None and positive and scales.shape[1] == 1 and values.shape[1] <= MOST_COTANGENTS:
@@ -98,13 +98,13 @@ class Factored:
 
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, e, o, i)."""
-        outer, inner = self.g.square(), self.a.square()
-        each = weights.transpose(0, 1).to(outer.dtype).contiguous()  # (n or 1, q, c)
-        if outer.shape[1] > 1:
-            return self._crossed((each @ outer.flatten(2)).unflatten(2, outer.shape[2:]), inner)
-        if inner.shape[2] < outer.shape[3]:  # a multiple of the shorter factor has fewer numbers
-            return self._crossed(each.unsqueeze(3) * inner.unsqueeze(1), outer.squeeze(1)).mT
-        return self._crossed(each.unsqueeze(3) * outer, inner)
+        g, a = self.g.square(), self.a.square()
+        each = weights.transpose(0, 1).to(g.dtype).contiguous()  # (n or 1, q, c)
+        if g.shape[1] > 1:
+            return self._summed_products((each @ g.flatten(2)).unflatten(2, g.shape[2:]), a)
+        if a.shape[2] < g.shape[3]:  # a multiple of the shorter factor has fewer numbers
+            return self._summed_products(each.unsqueeze(3) * a.unsqueeze(1), g.squeeze(1)).mT
+        return self._summed_products(each.unsqueeze(3) * g, a)
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, e, o, i): (w, n, c, c)."""
@@ -116,14 +116,15 @@ class Factored:
 
     def variances(self, weights: Tensor) -> Tensor:
         """Only the diagonals of `grams`: (w, n, c)."""
-        outer, inner = self.g.square(), self.a.square()
-        if outer.shape[1] > 1:
-            return torch.einsum("nceo,wneo->wnc", outer, torch.einsum("nei,weoi->wneo", inner, weights))
-        if inner.shape[2] > outer.shape[3]:
-            outer, inner, weights = inner.unsqueeze(1), outer.squeeze(1), weights.mT
+        g, a = self.g.square(), self.a.square()
+        if g.shape[1] > 1:
+            return torch.einsum("nceo,wneo->wnc", g, torch.einsum("nei,weoi->wneo", a, weights))
+        longer, shorter = g, a
+        if a.shape[2] > g.shape[3]:
+            longer, shorter, weights = a.unsqueeze(1), g.squeeze(1), weights.mT
         flat = weights.mT.transpose(0, 1).flatten(1, 2)  # (e, w i, o): the longer factor is summed first
-        summed: Tensor = (flat @ outer.permute(1, 2, 3, 0)[0]).unflatten(1, (len(weights), -1))  # (e, w, i, n)
-        return summed.mul_(inner.permute(1, 2, 0).unsqueeze(1)).sum((0, 2)).unsqueeze(2)
+        summed: Tensor = (flat @ longer.permute(1, 2, 3, 0)[0]).unflatten(1, (len(weights), -1))  # (e, w, i, n)
+        return summed.mul_(shorter.permute(1, 2, 0).unsqueeze(1)).sum((0, 2)).unsqueeze(2)
 
     def mix(self, weights: Tensor) -> Factored:
         """Other cotangents as combinations of these: weights (n, c, q)."""
@@ -136,12 +137,12 @@ class Factored:
         return self.g[:, :, group, row] * self.a[:, group, column].unsqueeze(1)
 
     @staticmethod
-    def _crossed(outer: Tensor, inner: Tensor) -> Tensor:
-        """Sums over examples of products of (n, q, e, o) and (n, e, i): (q, e, o, i)."""
-        n, q, e, o = outer.shape
+    def _summed_products(left: Tensor, right: Tensor) -> Tensor:
+        """Sums over examples of outer products of (n, q, e, o) and (n, e, i): (q, e, o, i)."""
+        n, q, e, o = left.shape
         if e > 1:
-            return torch.einsum("nqeo,nei->qeoi", outer, inner)
-        return transposed_product(outer.reshape(n, q * o), inner.squeeze(1)).reshape(q, 1, o, -1)
+            return torch.einsum("nqeo,nei->qeoi", left, right)
+        return transposed_product(left.reshape(n, q * o), right.squeeze(1)).reshape(q, 1, o, -1)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Full:
 
     def matrices(self) -> Tensor:
         """The gradients as (n, c, *shape)."""
-        return without_half(self._trimmed(self.values))
+        return widened(self._trimmed(self.values))
 
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, n, c] phi^2, for weights of each example or shared (q, 1, c): (q, *shape)."""
@@ -185,7 +186,7 @@ class Full:
 
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
-        values = without_half(self.values)
+        values = widened(self.values)
         return Full(weights.transpose(1, 2).to(values.dtype) @ values, self.shape, self.padding)
 
     def gather(self, index: Tensor) -> Tensor:
@@ -279,7 +280,7 @@ class Basis:
         return [one for one in (self.inputs, self.outputs) if one is not None]
 
     @cached_property
-    def outside(self) -> int:
+    def missing(self) -> int:
         """Number of directions that the basis does not span."""
         return self.block.numel - math.prod(self.shape)
 
@@ -289,12 +290,12 @@ class Basis:
         assert self.outputs is not None
         return Basis(self.block, self.inputs[:, :, columns].contiguous(), self.outputs[:, :, rows].contiguous())
 
-    def into(self, matrix: Tensor) -> Tensor:
+    def to_coordinates(self, matrix: Tensor) -> Tensor:
         """Coordinates U^T v of matrices (..., *block.matrix_shape)."""
         moved = matrix if self.outputs is None else self.outputs.transpose(-1, -2) @ matrix
         return moved if self.inputs is None else moved @ self.inputs
 
-    def out_of(self, matrix: Tensor) -> Tensor:
+    def from_coordinates(self, matrix: Tensor) -> Tensor:
         """U c: from coordinates back to matrices."""
         moved = matrix if self.outputs is None else self.outputs @ matrix
         return moved if self.inputs is None else moved @ self.inputs.transpose(-1, -2)
@@ -302,11 +303,11 @@ class Basis:
     def solve(self, damped: DiagonalMoments, matrices: Tensor) -> Tensor:
         """F_lam^-1 v for matrices (..., *block.matrix_shape), given s + lambda in this basis."""
         basis, weights = self.to(matrices.dtype), damped.inverse()
-        if not self.outside:
-            return basis.out_of(basis.into(matrices) * weights.inside.to(matrices.dtype))
+        if not self.missing:
+            return basis.from_coordinates(basis.to_coordinates(matrices) * weights.inside.to(matrices.dtype))
         rest = weights.outside  # applied everywhere and subtracted inside: needs no second matrix
         inside = (weights.inside - rest).to(matrices.dtype)
-        return basis.out_of(basis.into(matrices) * inside).add_(matrices, alpha=rest)
+        return basis.from_coordinates(basis.to_coordinates(matrices) * inside).add_(matrices, alpha=rest)
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Basis:
         """The same basis in another precision, optionally on another device."""
@@ -327,7 +328,7 @@ class DiagonalMoments:
 
     def empty_directions(self, basis: Basis) -> int:
         """Number of directions of the block without any gradient."""
-        return int((self.inside <= 0).sum()) + basis.outside * (self.outside <= 0)
+        return int((self.inside <= 0).sum()) + basis.missing * (self.outside <= 0)
 
     def over(self, other: DiagonalMoments) -> DiagonalMoments:
         """Divide by other moments, direction by direction."""
@@ -339,24 +340,24 @@ class DiagonalMoments:
 
     def trace(self, basis: Basis) -> float:
         """The sum over all directions of the block."""
-        return float(self.inside.sum()) + basis.outside * self.outside
+        return float(self.inside.sum()) + basis.missing * self.outside
 
     def damped(self, ridge: float) -> DiagonalMoments:
         """Add a ridge; outside, a zero becomes one, to allow division."""
         return DiagonalMoments(self.inside + ridge, self.outside + ridge or 1.0)
 
 
-def without_half(values: Tensor) -> Tensor:
+def widened(values: Tensor) -> Tensor:
     """Convert half precision to float32; squares in bfloat16 would keep only two digits."""
     return values.float() if values.dtype in HALVES else values
 
 
-def half_on_gpu(values: Tensor) -> Tensor:
+def widened_on_cpu(values: Tensor) -> Tensor:
     """Keep half precision on a GPU, whose products are in single precision; else convert it to float32."""
-    return values if values.is_cuda else without_half(values)
+    return values if values.is_cuda else widened(values)
 
 
-def outer(a: Tensor, g: Tensor) -> Tensor:
+def gradient_matrices(a: Tensor, g: Tensor) -> Tensor:
     """sum_t g_t a_t^T for a (n, e, t, i) and g (n, c, e, t, o): (n, c, e, o, i), one batched product for each example.
 
     If a GPU would have to transpose the gradients for that, there is one product for each cotangent. float16 gives
@@ -379,22 +380,22 @@ def products_are_rounded(device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
 
 
-def outside_of(tangent: Kronecker, basis: Basis, inputs: Tensor) -> list[Kronecker]:
-    """Tangents whose squared lengths add up to the squared length of a gradient G outside a basis.
+def parts_outside(tangent: Kronecker, basis: Basis, inputs: Tensor) -> list[Kronecker]:
+    """Tangents whose squared lengths add up to that of the part of a gradient G outside a basis.
 
-    G - P G Q = G (I - Q) + (I - P) G Q, two orthogonal parts; `inputs` are those of the tangent along Q. The difference
-    of the squared lengths of G and P G Q is the same and cheaper, but with coarse products it is only rounding error if
-    the basis holds nearly all of G.
+    P and Q project onto its output and input directions. G - P G Q = G (I - Q) + (I - P) G Q, two orthogonal parts.
+    `inputs` are the layer's in the basis. The squared length of G minus that of P G Q is the same and cheaper, but if
+    the basis holds nearly all of G and products are rounded, it is only rounding error.
     """
     parts = []
     if basis.inputs is not None and basis.inputs.shape[1] > basis.inputs.shape[2]:
-        parts.append(Kronecker(tangent.block, Whole(_left_over(tangent.a, basis.inputs)), tangent.g))
+        parts.append(Kronecker(tangent.block, Whole(_minus_projection(tangent.a, basis.inputs)), tangent.g))
     if basis.outputs is not None and basis.outputs.shape[1] > basis.outputs.shape[2]:
-        parts.append(Kronecker(tangent.block, Whole(inputs), Whole(_left_over(tangent.g, basis.outputs))))
+        parts.append(Kronecker(tangent.block, Whole(inputs), Whole(_minus_projection(tangent.g, basis.outputs))))
     return parts
 
 
-def _left_over(factor: Factor, columns: Tensor) -> Tensor:
+def _minus_projection(factor: Factor, columns: Tensor) -> Tensor:
     """A factor minus its projection onto columns (e, i, r)."""
     return factor.tensor() - Whole(factor.project(columns)).project(columns.transpose(-1, -2))
 
@@ -411,12 +412,12 @@ def times(values: Tensor, matrix: Tensor) -> Tensor:
 def rotated_values(tangent: Dense | Rows, basis: Basis) -> Full | Sparse:
     """Gradients that are not sums of outer products, in the coordinates of a basis."""
     if isinstance(tangent, Dense):
-        values = without_half(tangent.values)
+        values = widened(tangent.values)
         if basis.inputs is not None:  # as one product, not example by example
             values = (values.flatten(0, 1) @ basis.inputs.to(values.dtype)).unflatten(0, values.shape[:2])
         return Full(values, basis.shape)
     rows, examples, values = tangent.aggregate()
-    values = without_half(values)
+    values = widened(values)
     moved = values if basis.inputs is None else values @ basis.inputs
     return Sparse(rows, examples, moved, tangent.index.shape[0], basis.shape)
 
@@ -424,26 +425,26 @@ def rotated_values(tangent: Dense | Rows, basis: Basis) -> Full | Sparse:
 def gram_matrices(tangent: Kronecker | Dense) -> Tensor:
     """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
     if isinstance(tangent, Dense):
-        values = without_half(tangent.values)
+        values = widened(tangent.values)
         return values.square().sum(2, keepdim=True) if values.shape[1] == 1 else values @ values.mT
-    g, moved = _with_inputs(tangent)
+    g, moved = _gram_factors(tangent)
     return product(moved, g.transpose(1, 2))
 
 
 def squared_lengths(tangent: Kronecker | Dense) -> Tensor:
     """Squared lengths of the gradients, (n, c): only the diagonals of `gram_matrices`."""
     if isinstance(tangent, Dense):
-        return without_half(tangent.values).square().sum(2)
-    g, moved = _with_inputs(tangent)
+        return widened(tangent.values).square().sum(2)
+    g, moved = _gram_factors(tangent)
     products = g * moved
     return products.sum(2, dtype=torch.float32 if products.dtype in HALVES else None)
 
 
-def _with_inputs(tangent: Kronecker) -> tuple[Tensor, Tensor]:
+def _gram_factors(tangent: Kronecker) -> tuple[Tensor, Tensor]:
     """(n, c, e t o) g, and sum_s <a_t, a_s> g_s; their inner products are those of the gradient matrices."""
     a, g = promoted(tangent.inputs(), tangent.grads())
     if tangent.positions == 1:
-        a, g = without_half(a), without_half(g)
+        a, g = widened(a), widened(g)
         return g.flatten(2), (g * a.square().sum(-1, keepdim=True).unsqueeze(1)).flatten(2)
     inner = product(a, a.transpose(-1, -2))
     if g.dtype in HALVES:  # beyond the range of float16
@@ -462,21 +463,21 @@ def _with_inputs(tangent: Kronecker) -> tuple[Tensor, Tensor]:
 def weighted_sum(tangent: Tangent, weights: Tensor) -> Tensor:
     """Sum of the gradients of all examples and cotangents with weights (n, c), shaped as the block's matrix."""
     if isinstance(tangent, Dense):
-        values = without_half(tangent.values).flatten(0, 1)
+        values = widened(tangent.values).flatten(0, 1)
         return weights.flatten().to(values.dtype) @ values
     if isinstance(tangent, Rows):
-        grads = without_half(tangent.grads)
+        grads = widened(tangent.grads)
         rows = torch.einsum("nc,nctd->ntd", weights.to(grads.dtype), grads).flatten(0, 1)
         return rows.new_zeros(tangent.block.matrix_shape).index_add_(0, tangent.index.flatten(), rows)
     g = tangent.grads()
     if not (g.is_cuda and g.dtype == torch.float16):
-        g = without_half(g)
+        g = widened(g)
         return tangent.a.total(mix(g, weights.to(g.dtype).unsqueeze(2)).squeeze(1))
-    unit, size = scaled(weights, math.inf)
+    unit, size = normalized(weights, math.inf)
     return tangent.a.total(mix(g, unit.to(g.dtype).unsqueeze(2)).squeeze(1).float()) * size
 
 
-def scaled(values: Tensor, order: float = 2.0) -> tuple[Tensor, Tensor]:
+def normalized(values: Tensor, order: float = 2.0) -> tuple[Tensor, Tensor]:
     """Values divided by their norm, and the norm: small numbers underflow in float16."""
     size: Tensor = torch.linalg.vector_norm(values, order)
     return values / torch.where(size > 0, size, 1.0), size
@@ -485,13 +486,13 @@ def scaled(values: Tensor, order: float = 2.0) -> tuple[Tensor, Tensor]:
 def directional_derivatives(tangent: Tangent, direction: Tensor) -> Tensor:
     """Inner products of the gradients with a direction shaped as the block's matrix: (n, c)."""
     if isinstance(tangent, Dense):
-        values = without_half(tangent.values)
+        values = widened(tangent.values)
         return values @ direction.to(values.dtype)
     if isinstance(tangent, Rows):
-        grads = without_half(tangent.grads)
+        grads = widened(tangent.grads)
         return torch.einsum("nctd,ntd->nc", grads, direction.to(grads.dtype)[tangent.index])
     g = tangent.grads()
-    unit, size = scaled(direction) if g.dtype in HALVES else (direction, 1.0)
+    unit, size = normalized(direction) if g.dtype in HALVES else (direction, 1.0)
     return inner_products(*promoted(g, tangent.a.project(unit.transpose(-1, -2)))) * size
 
 
@@ -499,7 +500,7 @@ def mix_cotangents(tangent: Tangent, weights: Tensor) -> Tangent:
     """Other cotangents as combinations of those pulled back: weights (n, c, q)."""
 
     def mixed(g: Tensor) -> Tensor:
-        wide = without_half(g)
+        wide = widened(g)
         return mix(wide, weights.to(wide.dtype))
 
     if isinstance(tangent, Kronecker):
@@ -520,20 +521,20 @@ class BasisView:
 
     def __init__(self, tangent: Tangent, basis: Basis, rounded: bool = False, coarse: bool = False) -> None:
         self.tangent, self.basis, self.rounded, self.coarse = tangent, basis, rounded, coarse
-        self._inputs: Tensor | None = None  # layer inputs in the basis, before rounding to bfloat16
+        self._rotated_inputs: Tensor | None = None  # layer inputs in the basis, before rounding to bfloat16
         self._gram_matrices: Tensor | None = None
 
     @property
     def complete(self) -> bool:
         """Whether the basis spans all of the block."""
-        return not self.basis.outside
+        return not self.basis.missing
 
     def chunks(self) -> Iterator[tuple[slice, Rotated]]:
         """Yield (which examples, their gradients); several chunks only where matrices must be formed."""
         if self._rotated is not None:
             yield slice(None), self._rotated
         else:
-            yield from self._formed(*self._factors)
+            yield from self._matrix_chunks(*self._rotated_factors)
 
     def coordinates(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions of the basis: (n, c, r)."""
@@ -545,40 +546,40 @@ class BasisView:
         if self._rotated is not None:
             yield slice(None), self._rotated.mix(weights)
             return
-        a, g = self._factors
+        a, g = self._rotated_factors
         if weights.shape[2] > g.shape[1]:  # matrices of fewer cotangents take fewer products
-            yield from ((part, formed.mix(weights[part])) for part, formed in self._formed(a, g))
+            yield from ((part, formed.mix(weights[part])) for part, formed in self._matrix_chunks(a, g))
         elif g.dtype == torch.float16:  # small weights would underflow
             sizes = weights.abs().amax(1).unsqueeze(2)  # (n, q, 1)
             units = weights / torch.where(sizes > 0, sizes, 1.0).transpose(1, 2)
-            for part, formed in self._formed(a, mix(g, units.to(g.dtype))):
+            for part, formed in self._matrix_chunks(a, mix(g, units.to(g.dtype))):
                 yield part, Full(formed.values * sizes[part].to(formed.values.dtype), formed.shape, formed.padding)
         else:
-            yield from self._formed(a, mix(g, weights.to(g.dtype)))
+            yield from self._matrix_chunks(a, mix(g, weights.to(g.dtype)))
 
     def gram_matrices(self) -> Tensor:
         """Inner products of every example's gradients, (n, c, c); only of the part outside, if products are rounded."""
         if self._gram_matrices is None:
-            self._gram_matrices = functools.reduce(torch.add, map(gram_matrices, self._measured()))
+            self._gram_matrices = functools.reduce(torch.add, map(gram_matrices, self._parts_to_measure()))
         return self._gram_matrices
 
     def squared_lengths(self) -> Tensor:
         """Only the diagonals of `gram_matrices`, (n, c)."""
         if self._gram_matrices is not None:
             return torch.diagonal(self._gram_matrices, dim1=1, dim2=2)
-        return functools.reduce(torch.add, map(squared_lengths, self._measured()))
+        return functools.reduce(torch.add, map(squared_lengths, self._parts_to_measure()))
 
-    def _measured(self) -> Sequence[Kronecker | Dense]:
-        """Tangents with the squared lengths outside the basis, or of whole gradients if products are exact."""
+    def _parts_to_measure(self) -> Sequence[Kronecker | Dense]:
+        """The parts of the gradients outside the basis, or whole gradients if products are exact."""
         assert not isinstance(self.tangent, Rows)  # these have a complete basis
         if not self.rounded:
             return [self.tangent]
         assert isinstance(self.tangent, Kronecker)  # so have exact blocks where products are rounded
         if self._rotated is None:
-            _ = self._factors  # projects the inputs
-        inputs = self._rotated.a.unsqueeze(2) if isinstance(self._rotated, Factored) else self._inputs
+            _ = self._rotated_factors  # projects the inputs
+        inputs = self._rotated.a.unsqueeze(2) if isinstance(self._rotated, Factored) else self._rotated_inputs
         assert inputs is not None
-        return outside_of(self.tangent, self.basis, inputs)
+        return parts_outside(self.tangent, self.basis, inputs)
 
     @cached_property
     def _rotated(self) -> Rotated | None:
@@ -589,29 +590,29 @@ class BasisView:
         if tangent.positions != 1:
             return None
         a, g = _project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs)
-        return Factored(without_half(a).squeeze(2), without_half(g).squeeze(3))
+        return Factored(widened(a).squeeze(2), widened(g).squeeze(3))
 
     @cached_property
-    def _factors(self) -> tuple[Tensor, Tensor]:
+    def _rotated_factors(self) -> tuple[Tensor, Tensor]:
         """The rotated factors that matrices are formed from."""
         tangent, inputs, kept = self.tangent, self.basis.inputs, self.basis.shape[-1]
         assert isinstance(tangent, Kronecker)
         if inputs is not None and inputs.is_cuda and kept % ALIGNED:
             inputs = pad(inputs, (0, -kept % ALIGNED))
         a, g = _project(tangent.a, inputs), _project(tangent.g, self.basis.outputs)
-        self._inputs = None if self.complete else a[..., :kept]
+        self._rotated_inputs = None if self.complete else a[..., :kept]
         if not self.coarse or inputs is None:
-            return without_half(a), without_half(g)
+            return widened(a), widened(g)
         rows = g.shape[1] * self.basis.shape[1]
         fewer = rows * kept < tangent.positions * (rows + kept)  # matrices have fewer numbers than factors
         if fewer and a.dtype == g.dtype == torch.float16:
             return a, g  # matrices will be in single precision
         return a.bfloat16(), g.bfloat16()
 
-    def _formed(self, a: Tensor, g: Tensor) -> Iterator[tuple[slice, Full]]:
+    def _matrix_chunks(self, a: Tensor, g: Tensor) -> Iterator[tuple[slice, Full]]:
         n, c, e, _, o = g.shape
-        for where in slices(n, c * e * o * a.shape[3], a):
-            matrices = outer(a[where], g[where])
+        for where in example_slices(n, c * e * o * a.shape[3], a):
+            matrices = gradient_matrices(a[where], g[where])
             padding = matrices.shape[-1] - self.basis.shape[-1]
             yield where, Full(matrices.reshape(len(matrices), c, -1), self.basis.shape, padding)
 
@@ -637,7 +638,7 @@ class Weights:
             if at == 0:
                 rounded = products_are_rounded(one.inside.device)
                 inside = torch.empty(count, *one.inside.shape, dtype=dtype, device=one.inside.device)
-            inside[at] = one.inside if rounded or not basis.outside else one.inside - one.outside
+            inside[at] = one.inside if rounded or not basis.missing else one.inside - one.outside
             outside.append(one.outside)
         return cls(basis, inside, inside.new_tensor(outside).reshape(-1, 1, 1, 1), rounded)
 
@@ -648,17 +649,17 @@ class Weights:
 
     def variances(self, view: BasisView) -> Tensor:
         """Weighted squared lengths of the gradients, (w, n, c)."""
-        found = torch.cat([self.inside_of(rotated, crossed=False) for _, rotated in view.chunks()], 1)
+        found = torch.cat([self.sums_inside(rotated, cross_products=False) for _, rotated in view.chunks()], 1)
         return found if view.complete else found + self.outside.squeeze(-1) * view.squared_lengths()
 
     def grams(self, view: BasisView) -> Tensor:
         """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
-        found = torch.cat([self.inside_of(rotated, crossed=True) for _, rotated in view.chunks()], 1)
+        found = torch.cat([self.sums_inside(rotated, cross_products=True) for _, rotated in view.chunks()], 1)
         return found if view.complete else found.add_(self.outside * view.gram_matrices())
 
-    def inside_of(self, rotated: Rotated, crossed: bool) -> Tensor:
+    def sums_inside(self, rotated: Rotated, cross_products: bool) -> Tensor:
         """Weighted inner products inside the basis, (w, n, c, c), or only the squared lengths, (w, n, c)."""
-        return rotated.grams(self.inside, self.positive) if crossed else rotated.variances(self.inside)
+        return rotated.grams(self.inside, self.positive) if cross_products else rotated.variances(self.inside)
 
 
 def formed_bytes(tangent: Kronecker, room: float) -> float:
@@ -667,7 +668,7 @@ def formed_bytes(tangent: Kronecker, room: float) -> float:
     Zero for a single position, or if chunks of matrices take less than `room`.
     """
     e, o, i = tangent.block.matrix_shape
-    grads = without_half(tangent.grads())
+    grads = widened(tangent.grads())
     chunk = 2.0 * grads.element_size() * CHUNK_NUMBERS["cuda" if grads.is_cuda else "cpu"]
     return 0.0 if tangent.positions == 1 or chunk <= room else 2.0 * grads.element_size() * e * o * i
 

@@ -125,8 +125,8 @@ def jackknife_squares(squares: Tensor, total: Tensor, n: int) -> Tensor:
 
 def jackknife_moments(basis: Basis, squares: DiagonalMoments, total: Tensor, n: int) -> DiagonalMoments:
     """`jackknife_squares` inside and outside a basis; the total has the shape of the block's matrix."""
-    inside = basis.to(torch.float64).into(total)
-    rest = float(total.square().sum() - inside.square().sum()) / n / basis.outside if basis.outside else 0.0
+    inside = basis.to(torch.float64).to_coordinates(total)
+    rest = float(total.square().sum() - inside.square().sum()) / n / basis.missing if basis.missing else 0.0
     return DiagonalMoments(
         jackknife_squares(squares.inside, inside, n), max(squares.outside - rest, 0.0) * ((n - 1) / n)
     )

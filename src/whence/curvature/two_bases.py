@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.curvature.rotation import Basis, Factored, Full, Rotated, Sparse, Weights, slices, times
+from whence.curvature.rotation import Basis, Factored, Full, Rotated, Sparse, Weights, example_slices, times
 
 
 def leading_basis(basis: Basis, size: int | None) -> Basis | None:
@@ -70,16 +70,16 @@ class TwoBasisWeights(Weights):
         """Move the leading coordinates of some meats to their own basis, with D by position in `meats`."""
         inside, where = plain.inside.clone(), last_coordinates(rotation.shape)
         for at in meats:  # cancels the outside weight, which the squared length adds everywhere
-            inside[at][where] = -plain.outside[at].item() if plain.basis.outside and not plain.rounded else 0.0
+            inside[at][where] = -plain.outside[at].item() if plain.basis.missing and not plain.rounded else 0.0
         chosen = torch.stack(list(meats.values())).to(inside.dtype)
         chosen = chosen if rotation.outputs is None else chosen.transpose(-1, -2).contiguous()
         own = (rotation, list(meats), solved[where].to(inside.dtype), chosen)
         return cls(plain.basis, inside, plain.outside, plain.rounded, *own)
 
-    def inside_of(self, rotated: Rotated, crossed: bool) -> Tensor:
+    def sums_inside(self, rotated: Rotated, cross_products: bool) -> Tensor:
         """Weighted inner products inside the basis, (w, n, c, c), or only the squared lengths, (w, n, c)."""
-        found, solved = super().inside_of(rotated, crossed), self._solve(rotated)
-        own = [full.grams(self.meats) if crossed else full.variances(self.meats) for full in solved]
+        found, solved = super().sums_inside(rotated, cross_products), self._solve(rotated)
+        own = [full.grams(self.meats) if cross_products else full.variances(self.meats) for full in solved]
         found[self.which] += torch.cat(own, 1)
         return found
 
@@ -87,7 +87,7 @@ class TwoBasisWeights(Weights):
         """Yield chunks of R^T (phi / (s + lambda)), phi in coordinates of U, as (n, c, e, j, q): sides swapped."""
         given, inverse = leading_part(rotated, self.rotation.shape), self.solved
         n, c = (given.g if isinstance(given, Factored) else given.values).shape[:2]
-        for part in slices(n, c * inverse.numel(), inverse):
+        for part in example_slices(n, c * inverse.numel(), inverse):
             if isinstance(given, Full):
                 moved = _swapped(given.matrices()[part] * inverse, self.rotation)
             else:  # the product over inputs serves all cotangents: (n, e, j, i) times (e, i, o)

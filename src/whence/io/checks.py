@@ -87,7 +87,7 @@ def check_curvature(reader: Reader, bread: FittedCurvature, sandwich: Any, meats
             basis = spectrum.basis
             _check_basis(reader, basis, block)
             whole = block.kind == "rows" or (block.kind == "dense" and weights.rounded)
-            reader.require(not (whole and basis.outside), "basis", "one that spans the block")
+            reader.require(not (whole and basis.missing), "basis", "one that spans the block")
             _check_weights(reader, weights, basis, spectrum.rotation, len(sandwich.names))
             for moments in (spectrum.curvature, spectrum.noise):
                 reader.check("spectrum", moments.inside, *basis.shape, dtype=torch.float64)

@@ -179,7 +179,7 @@ def _parts(
     bread = reader.live[FittedCurvature] = read(FittedCurvature, "bread")
     sandwich = read(Sandwich, "sandwich")
     check_curvature(reader, bread, sandwich, meats)
-    split = isinstance(sandwich, SpectralSandwich) and any(w.basis.outside and not w.rounded for w in sandwich.weights)
+    split = isinstance(sandwich, SpectralSandwich) and any(w.basis.missing and not w.rounded for w in sandwich.weights)
     if split and device.type == "cuda":  # weights that are differences need exact products
         bread.gradients.problem = replace(bread.problem, precision="float32")
         bread = replace(bread, problem=bread.gradients.problem)

@@ -131,7 +131,7 @@ def test_outside_the_corner_the_mean_serves(
     check_spectrum(tracer, tangents)
     check_predictions(tracer, tangents, test_inputs, test_tangents)
     exact = [one.basis for one in tracer.bread.blocks if one.basis.block.kind == "dense"]
-    assert all(basis.outside for basis in exact)  # those of norms, too
+    assert all(basis.missing for basis in exact)  # those of norms, too
     # The mean of Ho over the training set, sum s^2 / (s + lambda)^2, is kept to the tolerance.
     whole = fit(model, inputs, WHOLE, ridge=20.0)
     sums = [

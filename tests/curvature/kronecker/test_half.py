@@ -94,7 +94,7 @@ def test_half_precision(structure: Any, as_on_a_gpu: bool, network: nn.Module, m
     if as_on_a_gpu:
         for module in (gradients, linear):
             monkeypatch.setattr(module, "matched", half_or_single)
-        monkeypatch.setattr(kronecker, "half_on_gpu", lambda values: values)
+        monkeypatch.setattr(kronecker, "widened_on_cpu", lambda values: values)
     check_same(traced(network, structure, precision="fp16"), wanted)
 
 

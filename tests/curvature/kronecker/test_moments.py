@@ -18,7 +18,7 @@ from whence.curvature.rotation import (
     directional_derivatives,
     gram_matrices,
     mix_cotangents,
-    outside_of,
+    parts_outside,
     squared_lengths,
     weighted_sum,
 )
@@ -106,8 +106,8 @@ def test_what_lies_outside_a_corner_is_measured_without_a_difference(
     tangent = make(count)
     basis = corner(tangent.block, 0.6)
     assert basis.inputs is not None
-    outside = tangent.materialize() - basis.out_of(basis.into(tangent.materialize()))
-    flat, parts = outside.flatten(2), outside_of(tangent, basis, tangent.a.project(basis.inputs))
+    outside = tangent.materialize() - basis.from_coordinates(basis.to_coordinates(tangent.materialize()))
+    flat, parts = outside.flatten(2), parts_outside(tangent, basis, tangent.a.project(basis.inputs))
     same(torch.stack([gram_matrices(part) for part in parts]).sum(0), flat @ flat.transpose(1, 2))
     same(torch.stack([squared_lengths(part) for part in parts]).sum(0), flat.square().sum(2))
 
@@ -125,8 +125,8 @@ def test_weighted_lengths_inside_and_outside_a_corner(
     moments = [weighting.DiagonalMoments(*pair) for pair in pairs]
     weights = weighting.Weights.of(basis, moments, len(pairs), torch.float64)
     phi = tangent.materialize()
-    inside = basis.into(phi).flatten(2)
-    rest = (phi - basis.out_of(basis.into(phi))).flatten(2)
+    inside = basis.to_coordinates(phi).flatten(2)
+    rest = (phi - basis.from_coordinates(basis.to_coordinates(phi))).flatten(2)
     wanted = [(inside * w.reshape(-1)) @ inside.transpose(1, 2) + v * rest @ rest.transpose(1, 2) for w, v in pairs]
     view = BasisView(tangent, basis, rounded)
     same(weights.variances(view), torch.diagonal(torch.stack(wanted), dim1=2, dim2=3))
@@ -149,14 +149,14 @@ def test_squares_inside_and_outside_a_corner(
     for _ in range(2):
         sums.add(BasisView(tangent, basis, rounded), weights, summed)
     phi = tangent.materialize()
-    inside = basis.into(phi)  # (n, c, *shape)
+    inside = basis.to_coordinates(phi)  # (n, c, *shape)
     same(sums.total, 2 * torch.einsum("nc,nc...->...", summed, phi))
     lengths = 2 * torch.einsum("qc,nc->q", weights, phi.flatten(2).square().sum(2))
     for found, row, length in zip(sums.finish(), weights, lengths, strict=True):
         wanted = 2 * torch.einsum("c,nc...->...", row, inside.square())
         same(found.inside, wanted)
-        assert (basis.outside > 0) == (found.outside > 0)
-        assert found.outside * basis.outside == pytest.approx(float(length - wanted.sum()), abs=1e-9)
+        assert (basis.missing > 0) == (found.outside > 0)
+        assert found.outside * basis.missing == pytest.approx(float(length - wanted.sum()), abs=1e-9)
 
 
 @every_tangent

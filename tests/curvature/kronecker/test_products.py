@@ -59,7 +59,7 @@ def test_mixtures_and_inner_products_of_cotangents(c: int, dtype: torch.dtype) -
 @pytest.mark.parametrize(("given", "formed"), [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)])
 def test_matrices_from_half_precision(given: torch.dtype, formed: torch.dtype) -> None:
     a, g = normal(3, 1, 40, 6).to(given), normal(3, 2, 1, 40, 5).to(given)
-    wanted, found = torch.einsum("nceto,neti->nceoi", g.double(), a.double()), rotation.outer(a, g)
+    wanted, found = torch.einsum("nceto,neti->nceoi", g.double(), a.double()), rotation.gradient_matrices(a, g)
     assert found.dtype == formed
     torch.testing.assert_close(found.double(), wanted, rtol=1e-2, atol=1e-2)
 

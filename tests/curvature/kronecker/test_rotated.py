@@ -207,10 +207,10 @@ def test_a_basis_goes_there_and_back(kind: Any) -> None:
     names = ("w", "b")[: len(shapes)]
     block = Block("w", names, shapes, kind, 2 if kind == "kronecker" else 1)
     basis, matrix = basis_of(block), normal(3, 2, *block.matrix_shape)
-    torch.testing.assert_close(basis.into(matrix), turned(matrix, basis), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(basis.out_of(basis.into(matrix)), matrix, rtol=1e-12, atol=1e-12)
-    assert Basis(block).into(matrix) is matrix
-    assert basis.to(torch.float32).into(matrix.float()).dtype == torch.float32
+    torch.testing.assert_close(basis.to_coordinates(matrix), turned(matrix, basis), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(basis.from_coordinates(basis.to_coordinates(matrix)), matrix, rtol=1e-12, atol=1e-12)
+    assert Basis(block).to_coordinates(matrix) is matrix
+    assert basis.to(torch.float32).to_coordinates(matrix.float()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])

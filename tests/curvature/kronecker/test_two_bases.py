@@ -135,7 +135,7 @@ def test_within_a_corner_of_the_curvature(tolerance: float, corner: int | None) 
     decay = 0.5 ** torch.arange(9).double()
     model = Flat(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 5)).double().eval()
     tracer = check(model, torch.randn(9, 9) * decay, torch.randn(3, 9) * decay, two_bases(tolerance, corner))
-    assert any(block.basis.outside for block in tracer.bread.blocks)
+    assert any(block.basis.missing for block in tracer.bread.blocks)
 
 
 def test_one_output() -> None:
