@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy
 import torch
 from torch import Tensor
@@ -115,32 +113,6 @@ def inverse_norm(factor: Tensor, steps: int = 12) -> float:
     for _ in range(steps):
         vector = torch.cholesky_solve(vector / vector.norm(), factor)
     return float(vector.norm())
-
-
-LARGEST_SVD = 1024  # singular values of 3000 rows take five times as long as the inverse and the iteration
-
-
-def smallest_singular_value(matrix: Tensor, steps: int = 50) -> float:
-    """The smallest singular value of a matrix (r, r), zero if it has no inverse.
-
-    Beyond `LARGEST_SVD` rows by power iteration with the inverse, which comes within a few percent, from above.
-
-    Examples:
-        >>> round(smallest_singular_value(torch.diag(torch.tensor([1.0, -0.5, 3.0]))), 3)
-        0.5
-    """
-    if len(matrix) <= LARGEST_SVD:
-        return float(torch.linalg.svdvals(matrix).min())
-    inverse, info = torch.linalg.inv_ex(matrix)
-    if bool(info) or not bool(torch.isfinite(inverse).all()):
-        return 0.0
-    draw = torch.Generator("cpu").manual_seed(0)
-    vector = torch.randn(len(matrix), generator=draw, dtype=matrix.dtype, device="cpu").to(matrix.device)
-    size = vector.norm()
-    for _ in range(steps):
-        vector = inverse.T @ (inverse @ (vector / size))
-        size = vector.norm()
-    return 1.0 / math.sqrt(float(size))
 
 
 def largest_first(scores: Tensor, ties: Tensor | None = None) -> Tensor:

@@ -15,7 +15,6 @@ import oracles
 import whence
 from doubles import fit
 from fuzz.dense import Dense, Loss, tangents_of
-from whence import linalg
 from whence.curvature.features import TrainingRows
 
 RIDGE, N, K = 0.5, 14, 2
@@ -393,7 +392,7 @@ def test_a_new_leverage_near_one(margin: float) -> None:
     np.testing.assert_allclose(found.new_hec3, [[by**2, by**2]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("margin", [1e9, 1e14])
+@pytest.mark.parametrize("margin", [1e6, 1e9, 1e11, 1e14])
 def test_leverages_that_rounding_decides_are_refused(margin: float) -> None:
     """A leverage as large as the margin before, and 2 / margin below one after: its rounding is nearly as large."""
     tracer, x = certain_of_all(margin)
@@ -410,11 +409,6 @@ def classes_of_four(generator: torch.Generator) -> tuple[whence.Tracer, torch.Te
     return tracer, x[:3]
 
 
-def check_same(found: whence.WhatIf, wanted: whence.WhatIf, **tolerances: float) -> None:
-    for name in ("change", "new_ho", "new_hec3"):
-        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), **tolerances)
-
-
 MANY: list[dict[str, Any]] = [{"remove": list(range(0, 40, 2))}, {"remove": [0, 9], "relabel": {3: 1}, "repeat": [5]}]
 
 
@@ -426,36 +420,14 @@ def test_features_in_memory_give_the_same_numbers(
     tracer, x = classes_of_four(generator)
     found = tracer.what_if(x, **change)
     monkeypatch.setattr(TrainingRows, "complete", False)
-    check_same(found, tracer.what_if(x, **change), rtol=1e-10, atol=1e-14)
+    again = tracer.what_if(x, **change)
+    for name in ("change", "new_ho", "new_hec3"):
+        torch.testing.assert_close(getattr(found, name), getattr(again, name), rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("change", MANY)
-def test_many_changes_are_checked_by_power_iteration(
-    change: dict[str, Any], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tracer, x = classes_of_four(generator)
-    wanted = tracer.what_if(x, **change)
-    monkeypatch.setattr(linalg, "LARGEST_SVD", 0)
-    check_same(tracer.what_if(x, **change), wanted, rtol=0.0, atol=0.0)
-
-
-@pytest.mark.parametrize("most", [0, 1024])
-def test_removals_without_an_inverse_are_refused(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removals_without_an_inverse_are_refused() -> None:
     """Both examples that know the second weight leave, and the ridge is nothing beside the others."""
-    monkeypatch.setattr(linalg, "LARGEST_SVD", most)
     x = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
     tracer = fit(networks.linear([[1.0, 1.0]]), [(x, x.sum(1, keepdim=True) + 0.1)], ridge=1e-14)
     with pytest.raises(whence.SingularCurvatureError, match="leverage one up to rounding"):
         tracer.what_if(x[:1], remove=[2, 3])
-
-
-@pytest.mark.parametrize("smallest", [0.3, 1e-9])
-def test_smallest_singular_values_of_large_matrices(smallest: float, generator: torch.Generator) -> None:
-    size = linalg.LARGEST_SVD + 1
-    left, right = (
-        torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q for _ in range(2)
-    )
-    values = torch.linspace(1.0, 3.0, size, dtype=torch.float64)
-    values[7] = smallest
-    assert linalg.smallest_singular_value(left * values @ right) == pytest.approx(smallest, rel=1e-3)
-    assert linalg.smallest_singular_value(torch.zeros(size, size)) == 0.0

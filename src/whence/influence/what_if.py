@@ -36,7 +36,6 @@ from whence.estimators import hat_blocks
 from whence.influence.fitted import Fitted, join_batches, training_examples, whole_alignments
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import Likelihood
-from whence.linalg import smallest_singular_value
 
 NEWTON_STEPS, CONVERGED = 200, 1e-12  # most Newton steps, and the size of the last one relative to g, or to residuals
 ACCEPTED = 1e-6  # the same size if rounding ends Newton's method early, and a rounding error of new leverages; float64
@@ -182,8 +181,9 @@ def prepare(fitted: Fitted, counts: Tensor, relabel: Mapping[int, Tensor]) -> Ch
     seen = _times_blocks(u.mT, aligned.reshape(s * k, n * k))  # U^T J_S F^-1 J^T
     inner = d * _times_blocks(u.mT, _times_blocks(u.mT, own).T).T  # D U^T Q U
     inner.diagonal().add_(1.0)
-    rounding = torch.finfo(inner.dtype).eps / min(smallest_singular_value(inner), 1.0)
-    if 8 * rounding > LARGEST_ROUNDING:
+    inverse, info = torch.linalg.inv_ex(inner)
+    rounding = torch.finfo(inner.dtype).eps * max(float(inverse.norm()), 1.0)  # at least the largest singular value
+    if bool(info) or not 8 * rounding <= LARGEST_ROUNDING:
         raise _singular()  # only the removed examples determine some weights
     downdate = _solve(inner, d * seen)
     score = (count * relabelled[index] - residuals[index]).reshape(-1, 1)  # C e + (I + C) d
