@@ -156,10 +156,6 @@ class Attribution(Shown):
         summed = shares.new_zeros(len(shares), len(names)).index_add_(1, members, shares)
         return frame(dict(zip(names, summed.T, strict=True)))
 
-    def rows(self, which: Tensor) -> Attribution:
-        """Select some of the predictions."""
-        return combine([self], lambda values: values[0][which])
-
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per prediction, estimator and listed example; residuals and leverages as norms and traces."""
         parts = []
@@ -273,7 +269,7 @@ def attribute_positions(fitted: Fitted, x: Any, top: int, matrix: bool, position
         mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
         if isinstance(mask, Tensor) and mask.ndim == 2:
             order = order[mask[places[order, 0], places[order, 1]] != 0]
-        return join_batches(found).rows(order), places[order], m
+        return combine([join_batches(found)], lambda values: values[0][order]), places[order], m
 
     found, start = [], 0
     for one, where, size in for_each_batch(fitted, x, of_batch, plain=True):

@@ -1,8 +1,8 @@
 """A fitted network, and what its methods share: batches of inputs, alignments, and the terms of a variance.
 
 Every method of a tracer iterates over batches of inputs with the model as it was fitted (`for_each_batch`), gets their
-alignments with the training examples from the curvature (`alignments`, `variance_terms`), and joins the results of the
-batches (`join_batches`).
+alignments with the training examples from the curvature (`whole_alignments`, `variance_terms`), and joins the results
+of the batches (`join_batches`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from whence.curvature import FittedCurvature, Meats, NewtonStep, Sandwich
-from whence.curvature.base import Alignments
 from whence.data.batches import (
     Inputs,
     batch_size,
@@ -314,17 +313,10 @@ def predicted_outputs(fitted: Fitted, outputs: Tensor) -> Tensor | None:
     return best + k * torch.arange(best.shape[1], device=outputs.device)
 
 
-def alignments(fitted: Fitted, inputs: Inputs) -> Alignments:
-    """The alignments of `FittedCurvature.alignments`, in the precision of the problem."""
-    dtype = fitted.problem.dtype
-    for which, chunks in fitted.bread.alignments(inputs):
-        yield which, ((rows, aligned.to(dtype)) for rows, aligned in chunks)
-
-
 def whole_alignments(fitted: Fitted, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (which inputs, their alignments (m, k, n, k) with all training examples)."""
-    for which, chunks in alignments(fitted, inputs):
-        yield which, torch.cat([aligned for _, aligned in chunks], dim=2)
+    """Yield (which inputs, their alignments (m, k, n, k) with all training examples), in the dtype of the problem."""
+    for which, chunks in fitted.bread.alignments(inputs):
+        yield which, torch.cat([aligned for _, aligned in chunks], dim=2).to(fitted.problem.dtype)
 
 
 @dataclass(frozen=True)
@@ -338,9 +330,6 @@ class Terms:
     hec3: Tensor  # (m, n) |a_i u_i|^2
     alignment: Tensor  # (m, n) Frobenius norm of a_i
     pull: Tensor  # (m, n, k) a_i u_i = f(x) - f_(-i)(x), how far the example moves the prediction
-
-    def __len__(self) -> int:
-        return len(self.ho)
 
 
 def variance_terms(fitted: Fitted, inputs: Inputs, per_output: bool = False) -> Iterator[tuple[slice, Terms]]:

@@ -20,7 +20,7 @@ from whence.curvature import Sandwich
 from whence.curvature.aligned import FittedIterative, Solved, conjugate_gradients, curvature_times
 from whence.curvature.base import times_hessian
 from whence.data.batches import Inputs, batch_size, take
-from whence.influence.fitted import Fitted, alignments, inputs_of, join_batches, training_examples, using_model
+from whence.influence.fitted import Fitted, inputs_of, join_batches, training_examples, using_model
 from whence.jacobian.functionals import OutputMixtures
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest
@@ -209,8 +209,8 @@ def most_influential(fitted: Fitted, sample: list[Inputs], most: int) -> Tensor:
     """(t, n, k) the units that move the sample most: which outputs of which examples are left out together."""
     problem, roots, groups = fitted.problem, fitted.meats.roots["hec3"], fitted.loo.groups
     influence = torch.zeros(problem.n, roots.shape[2], dtype=problem.dtype, device=problem.device)  # |a_i W_i|^2
-    for rows, aligned in (chunk for x in sample for _, chunks in alignments(fitted, x) for chunk in chunks):
-        influence[rows] += torch.einsum("mkni,niq->mknq", aligned, roots[rows]).square().sum((0, 1))
+    for rows, aligned in (chunk for x in sample for _, chunks in fitted.bread.alignments(x) for chunk in chunks):
+        influence[rows] += torch.einsum("mkni,niq->mknq", aligned.to(roots), roots[rows]).square().sum((0, 1))
     if groups is not None:
         influence = influence.new_zeros(groups.total, influence.shape[1]).index_add_(0, groups.index, influence)
     top = largest(influence.flatten(), min(most, int((influence > 0).sum())))[1]
