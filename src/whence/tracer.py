@@ -230,7 +230,7 @@ class Tracer(Fitted):
         Args:
             x: as for `predict`.
             top: how many examples to list for each prediction.
-            matrix: also keep the shares of all training examples, m x n for each estimator, and their `alignments`.
+            matrix: also keep the shares of all training examples, m x n for each estimator.
             positions: for a network with outputs at several positions, such as tokens. "each", or a list such as
                 [0, -1], makes the predicted class at each of them a prediction of its own. They are ordered by input,
                 and `where` holds the input and position of each. By default the positions of an input are taken

@@ -459,17 +459,10 @@ def _traced(problem: Problem, tracer: whence.Tracer, truth: Truth, rng: Random) 
             yield f"largest shares of {name}", shares.share, -np.sort(-wanted, axis=1)[:, :3], grown
             pull = np.take_along_axis(terms["pull"], shares.index.numpy()[:, :, None], 1)
             yield f"pull of {name}", shares.pull, pull, close
-    if _rows(truth):
-        # sums of products that cancel are rounding of the products: Cauchy and Schwarz bound alignments by leverages
-        own = np.einsum("mkp,pq,mkq->m", J, fitted.inverse, J, optimize=True).max()
-        bound = np.sqrt(abs(own * np.einsum("nkk->n", fitted.leverage_blocks).max()))
-        rounding = 1e-14 * bound / max(terms["size"].max(), 1e-10)
-        yield "alignments", found.alignments, terms["size"], max(close, rounding)
     if problem.loss.kind == "categorical" and truth.outputs.ndim == 3 and _rows(truth):
         each = tracer.attribute(problem.test, top=3, matrix=True, positions="each")
         apart_ = fitted.terms(J.reshape(-1, 1, J.shape[2]))
         yield "totals of hec3 at positions", each.hec3.total, apart_["hec3"].sum(1), close
-        yield "alignments at positions", each.alignments, apart_["size"], close
     yield from _framed(problem, tracer, truth, terms)
     if fitted.policy == "exact":
         yield from _what_if(problem, tracer, truth, rng)

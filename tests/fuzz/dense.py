@@ -551,14 +551,13 @@ class Dense:
     # Tracing.
 
     def terms(self, J: Array) -> dict[str, Array]:
-        """What each training example adds: "hec3" and "ho" (m, n), "size" (m, n), "pull" (m, n, k)."""
+        """What each training example adds: "hec3" and "ho" (m, n), "pull" (m, n, k)."""
         a = self.alignments(J)
         moved = a * self.u  # (m, k, n, k'): what each output of an example adds
         ho = (np.einsum("mkni,niq->mknq", a, self.noise_roots) ** 2).sum((1, 3))
         return {
             "hec3": self.squares(moved).sum(1),
             "ho": ho,
-            "size": np.sqrt((a**2).sum((1, 3))),
             "pull": moved.sum(-1).transpose(0, 2, 1),
         }
 

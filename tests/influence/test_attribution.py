@@ -52,7 +52,6 @@ def test_shares_are_the_terms_of_the_definition(road: str, loo: str) -> None:
             np.testing.assert_allclose(shares.total[x], terms.sum(), rtol=1e-9)
             np.testing.assert_allclose(shares.effective[x], 1 / (omega**2).sum(), rtol=1e-9)
             np.testing.assert_allclose(shares.explained[x], omega[order].sum(), rtol=1e-9)
-            np.testing.assert_allclose(shares.alignment[x], [np.linalg.norm(pull[i]) for i in order], rtol=1e-9)
             np.testing.assert_allclose(shares.pull[x], [pull[i] @ left_out[i] for i in order], rtol=1e-8)
 
 
@@ -107,19 +106,6 @@ def test_loaders_and_single_batches_give_the_same() -> None:
         torch.testing.assert_close(other.hec3.index, whole.hec3.index)
         torch.testing.assert_close(other.hec3.matrix, whole.hec3.matrix)
         torch.testing.assert_close(other.ho.pull, whole.ho.pull)
-        torch.testing.assert_close(other.alignments, whole.alignments)
-
-
-def test_alignments_of_all_training_examples_are_those_of_dense_algebra() -> None:
-    case = networks.build("mlp")
-    tracer = fit(case.model, case.batches(4), ridge=RIDGE)
-    _, tangents, _ = oracles.tangents_of(case.model, case.inputs)
-    _, asked, _ = oracles.tangents_of(case.model, case.test_inputs)
-    inverse = np.linalg.inv(oracles.damped_curvature(tangents, RIDGE))
-    wanted = [[np.linalg.norm(one @ inverse @ other.T) for other in tangents] for one in asked]
-    found = tracer.attribute(case.test_inputs, matrix=True)
-    np.testing.assert_allclose(found.alignments, wanted, rtol=1e-8)
-    assert tracer.attribute(case.test_inputs).alignments is None
 
 
 def test_frame_has_a_row_for_each_listed_example() -> None:
@@ -133,8 +119,7 @@ def test_frame_has_a_row_for_each_listed_example() -> None:
     row = table[(table.estimator == "hec3") & (table.prediction == 1) & (table["rank"] == 1)].iloc[0]
     at = int(found.hec3.index[1, 0])
     assert row["index"] == at
-    np.testing.assert_allclose(row.loo_residual, tracer.loo_residuals[at].norm())
-    np.testing.assert_allclose(row.leverage, tracer.leverage[at].sum())
+    np.testing.assert_allclose(row.pull, found.hec3.pull[1, 0].norm())
     assert repr(found).startswith(f"Attribution({networks.TEST_POINTS} predictions, {networks.EXAMPLES} of ")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,7 +52,6 @@ class Shares:
             itself. EKFAC, KFAC and the diagonal approximate the meat too, and `gap` says by how much.
         index: (m, t) position of the example in the training set.
         share: (m, t) share of the total.
-        alignment: (m, t) Frobenius norm of a_i = J F_lam^-1 J_i^T.
         pull: (m, t, k) f(x) - f_(-i)(x), how far the example moves the prediction from where it would be without it.
         effective: (m,) effective number of examples, 1 / sum of squared shares of all examples.
         matrix: (m, n) shares of all examples, if requested.
@@ -60,7 +59,7 @@ class Shares:
     Examples:
         >>> one = torch.ones(1)
         >>> listed = {"index": torch.tensor([[4, 2]]), "share": torch.tensor([[0.5, 0.25]])}
-        >>> rest = {"alignment": torch.ones(1, 2), "pull": torch.ones(1, 2, 1), "effective": 3 * one, "matrix": None}
+        >>> rest = {"pull": torch.ones(1, 2, 1), "effective": 3 * one, "matrix": None}
         >>> found = Shares(variance=one, total=2 * one, **listed, **rest)
         >>> found.explained.tolist(), found.gap.tolist()
         ([0.75], [1.0])
@@ -70,7 +69,6 @@ class Shares:
     total: Tensor
     index: Tensor
     share: Tensor
-    alignment: Tensor
     pull: Tensor
     effective: Tensor
     matrix: Tensor | None
@@ -93,11 +91,8 @@ class Attribution(Shown):
     Attributes:
         hec3: by leave-one-out variance: examples whose absence would move the prediction.
         ho: by homoscedastic variance: examples that support the prediction, whatever their labels.
-        residuals: (n, k) residuals of the training examples.
-        loo_residuals: (n, k) the same after leaving each out.
-        leverage: (n, k) leverages.
+        examples: number of training examples.
         where: (m, 2) input and position of each prediction, if positions were chosen.
-        alignments: (m, n) Frobenius norms of a_i = J F_lam^-1 J_i^T for all training examples, if requested.
 
     Examples:
         >>> import torch, whence
@@ -109,15 +104,10 @@ class Attribution(Shown):
         ([0, 39], 1)
     """
 
-    shared: ClassVar = ("residuals", "loo_residuals", "leverage")
-
     hec3: Shares
     ho: Shares
-    residuals: Tensor
-    loo_residuals: Tensor
-    leverage: Tensor
+    examples: int
     where: Tensor | None = None
-    alignments: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.hec3.index)
@@ -157,7 +147,7 @@ class Attribution(Shown):
         return frame(dict(zip(names, summed.T, strict=True)))
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return one row per prediction, estimator and listed example; residuals and leverages as norms and traces."""
+        """Return one row per prediction, estimator and listed example; more about these: `Tracer.training_frame`."""
         parts = []
         for name in ESTIMATORS:
             shares = self.shares(name)
@@ -167,11 +157,7 @@ class Attribution(Shown):
                 "rank": torch.arange(1, t + 1, device=at.device).repeat(m),
                 "index": at,
                 "share": shares.share.flatten(),
-                "alignment": shares.alignment.flatten(),
                 "pull": shares.pull.norm(dim=2).flatten(),
-                "residual": self.residuals.norm(dim=1)[at],
-                "loo_residual": self.loo_residuals.norm(dim=1)[at],
-                "leverage": self.leverage.sum(1)[at],
             }
             if self.where is not None:
                 rows["input"], rows["position"] = self.where.repeat_interleave(t, dim=0).unbind(1)
@@ -184,7 +170,7 @@ class Attribution(Shown):
         (m, t), hec3 = self.hec3.index.shape, self.hec3
         explained, effective, gap = (float(one.median()) for one in (hec3.explained, hec3.effective, hec3.gap.abs()))
         return (
-            f"Attribution({m} predictions, {t} of {len(self.residuals)} training examples each; the listed carry "
+            f"Attribution({m} predictions, {t} of {self.examples} training examples each; the listed carry "
             f"{explained:.0%} of HeC3, effective number {effective:.3g}, gap {gap:.2g}; medians)"
         )
 
@@ -201,7 +187,7 @@ class Attribution(Shown):
             Column("listed", tuple(f"{share:.0%}" for share in explained), bars=tuple(explained)),
             Column("largest shares of HeC3 (training example: share)", shares, left=True),
         )
-        title = f"{count(m, 'prediction')}, the {t} largest shares of {count(len(self.residuals), 'training example')}"
+        title = f"{count(m, 'prediction')}, the {t} largest shares of {count(self.examples, 'training example')}"
         gap = float(hec3.gap.abs().max()) if m else 0.0
         off = f" The shares add up to the variance within {number(gap)}." if gap > 1e-3 else ""
         note = f"effective: number of examples that carry HeC3; listed: what the {t} carry.{off}\n{more}"
@@ -216,11 +202,10 @@ def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, per_output
     covariances = fitted.sandwich.predict(inputs).covariances
     diagonals = {name: torch.diagonal(covariances[name], dim1=1, dim2=2) for name in ESTIMATORS}
     variances = {name: one.reshape(-1) if per_output else one.sum(1) for name, one in diagonals.items()}
-    known = fitted.residuals, fitted.loo_residuals, fitted.leverage
     found = []
     for which, terms in variance_terms(fitted, inputs, per_output):
         hec3, ho = (_largest_shares(terms, name, variances[name][which], top, matrix) for name in ESTIMATORS)
-        found.append(Attribution(hec3, ho, *known, alignments=terms.alignment if matrix else None))
+        found.append(Attribution(hec3, ho, fitted.problem.n))
     return join_batches(found)
 
 
@@ -234,7 +219,6 @@ def _largest_shares(terms: Terms, name: str, variance: Tensor, top: int, matrix:
         total=total,
         index=index,
         share=share,
-        alignment=terms.alignment.gather(1, index),
         pull=terms.pull.gather(1, index.unsqueeze(2).expand(-1, -1, terms.pull.shape[2])),
         effective=divide(torch.ones_like(total), shares.square().sum(1), 0.0),
         matrix=shares if matrix else None,

@@ -328,7 +328,6 @@ class Terms:
 
     ho: Tensor  # (m, n) trace of a_i Sigma a_i^T
     hec3: Tensor  # (m, n) |a_i u_i|^2
-    alignment: Tensor  # (m, n) Frobenius norm of a_i
     pull: Tensor  # (m, n, k) a_i u_i = f(x) - f_(-i)(x), how far the example moves the prediction
 
 
@@ -358,7 +357,7 @@ def variance_terms(fitted: Fitted, inputs: Inputs, per_output: bool = False) -> 
 
 def _terms(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: int) -> Terms:
     problem, n = fitted.problem, fitted.problem.n
-    ho, hec3, alignment = (torch.empty(m, n, dtype=problem.dtype, device=problem.device) for _ in range(3))
+    ho, hec3 = (torch.empty(m, n, dtype=problem.dtype, device=problem.device) for _ in range(2))
     pull = torch.empty(m, n, k, dtype=problem.dtype, device=problem.device)
     noise, loo = (fitted.meats.roots[name].expand(n, -1, -1).mT for name in ("ho", "hec3"))  # (n, q, k)
 
@@ -369,11 +368,10 @@ def _terms(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: in
     for rows, aligned in chunks:  # (m, k, n, k), in the precision of their computation: squares and sums keep it
         by_example = aligned.permute(2, 3, 0, 1).flatten(2)  # (n, k, m k)
         pulls = loo[rows].to(aligned.dtype) @ by_example  # a_i u_i
-        alignment[:, rows] = norms(by_example)
         ho[:, rows] = norms(noise[rows].to(aligned.dtype) @ by_example).square()
         hec3[:, rows] = norms(pulls).square()
         pull[:, rows] = pulls.sum(1).reshape(-1, m, k).transpose(0, 1)
-    return Terms(ho, hec3, alignment, pull)
+    return Terms(ho, hec3, pull)
 
 
 def check_traced(problem: Linearization, found: Mapping[str, Tensor], inputs: Inputs) -> None:
