@@ -69,7 +69,8 @@ def dense_leaves(model: Any, x: Array, y: NDArray[Any]) -> Leaves:
     """With the trees' own penalty: n (1 - shrinkage) / shrinkage + L2 / shrinkage for a leaf of mass n."""
     ensemble = read(model)
     assert ensemble is not None
-    rows, raw = one_hot(ensemble, x), ensemble.raw(x)
+    rows = one_hot(ensemble, x)
+    raw = ensemble.base + rows @ ensemble.values.reshape(-1)
     n, k = raw.shape
     codes = y[:, None]
     hessians = np.tile(np.eye(k), (n, 1, 1))

@@ -216,7 +216,7 @@ def load(
             "whence's own."
         )
     if not isinstance(model, nn.Module):
-        model = leaf_sum(model)[0]
+        model = leaf_sum(model)
         train_loader = None if train_loader is None else training_batches(model, train_loader)
     return restore(Path(path), Tracer, unwrap(model), train_loader, likelihood, max_memory, progress)
 

@@ -174,7 +174,7 @@ def run_fit(
         network, bar = Network(model), Progress(progress and processes.rank == 0)
         batches = Batches(loader, network.device, bar, passes=Passes(processes))
         first = batches.first()
-        batches.notes += model.notes if isinstance(model, LeafSum) else []
+        batches.notes += model.ensemble.notes if isinstance(model, LeafSum) else []
         batches.notes += network.check_repeatable(first.inputs)
         selection = select(network, options.parameters, first.inputs)
         follow_own_loss(network, batches, first, getattr(options.likelihood, "ignore_index", None))

@@ -12,6 +12,7 @@ import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.metrics import brier_score_loss
 
+from whence.jacobian.leaves import LeafSum
 from whence.runtime.execution import Progress
 from whence.tabular.boosting import grow, read_trees
 from whence.tabular.files import as_text
@@ -46,7 +47,7 @@ def test_arrays_predict_as_scikit_learn_does(classes: int) -> None:
         model = HistGradientBoostingRegressor(max_iter=12, categorical_features=mask).fit(x, y)
         expected, target = model.predict(new), Target("y", "regression")
     trees = read_trees(model)
-    found = trees.ensemble(target).raw(new)
+    found = LeafSum(trees.ensemble(target)).raw(new)
     np.testing.assert_allclose(found, np.asarray(expected).reshape(100, -1), rtol=0, atol=1e-10)
     leaves = trees.leaves(new)
     assert leaves.shape == (100, 12 * (3 if classes == 3 else 1))

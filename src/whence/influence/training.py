@@ -191,7 +191,7 @@ def suggested_labels(fitted: Fitted) -> dict[str, Tensor]:
 def class_names(fitted: Fitted) -> Sequence[Any] | None:
     """The names of the classes of trees; `None` for numbers, and for networks, whose classes are numbers."""
     model = fitted.problem.network.model
-    return model.classes if isinstance(model, LeafSum) else None
+    return model.ensemble.classes if isinstance(model, LeafSum) else None
 
 
 def squared_influence(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, int]:

@@ -1,18 +1,48 @@
-"""A sum of leaf values as a network: linear in its parameters, with sparse gradients; inputs are table rows."""
+"""Fitted trees, their structure being fixed: a sum of leaf values, and the same as a network.
+
+The network is linear in its parameters, with sparse gradients; its inputs are rows of a table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from whence.errors import InputError, ShapeError, StaleModelError, TargetError
 
 NUMBERS_AT_ONCE = 2**22  # leaf values in a batch: rows times trees times outputs of a leaf
+
+Loss = Literal["gaussian", "bernoulli", "categorical"]
+
+
+@dataclass(frozen=True)
+class TreeEnsemble:
+    """The content of a fitted model: the leaf of each row in each tree, and the values of the leaves.
+
+    The raw output is base + sum over trees of values[leaf]. It is the prediction itself for squared error, log-odds for
+    "bernoulli", and one score per class for "categorical", to which the softmax is applied. Forests of classifiers
+    average shares of classes: they are squared error on zeros and ones, with one output per class.
+    """
+
+    leaves: Callable[[Any], NDArray[numpy.int64]]  # from X to (n, trees) leaf numbers, over all trees together
+    values: NDArray[numpy.float64]  # (leaves, w) what each leaf adds to the outputs, with shrinkage and averaging
+    # (trees,) the output that each tree adds to, if w is 1 and there are several; `None` if a leaf adds to all w
+    outputs: NDArray[numpy.int64] | None
+    base: NDArray[numpy.float64]  # (k,) outputs without trees
+    likelihood: Loss  # of the loss that the trees were grown with
+    shrinkage: float = 1.0  # of a leaf's own optimum: the learning rate, or one over the number of trees of a forest
+    l2: float = 0.0  # the library's own penalty of squared leaf values, before shrinkage
+    l2_by_weight: bool = False  # whether the library multiplies it by the mean weight of the training rows
+    classes: tuple[Any, ...] | None = None  # labels in the order of the classes; `None` for regression
+    notes: tuple[str, ...] = ()  # what users should know, such as a bootstrap
+    own_raw: Callable[[Any], Any] | None = None  # from X to the library's own raw outputs, to compare with
 
 
 class LeafSum(nn.Module):
@@ -26,10 +56,7 @@ class LeafSum(nn.Module):
         scale: (leaves,) scale of each leaf.
         outputs: (trees,) the output that each tree adds to; `None` if a leaf adds to all outputs.
         base: (k,) outputs without trees.
-        encode: maps rows of a table, as users pass them, to (n, trees) leaf numbers.
-        classes: labels in the order of the classes; `None` for regression.
-        likelihood: name of the likelihood, which decides how targets are encoded.
-        notes: what users should know about the trees.
+        ensemble: the trees as they were read.
         reread: returns the present leaf values (leaves, w) of the user's model.
         own_ridge: the default ridge on the parameters, and in words where it comes from.
         table: the training rows as the user passed them, for display; `None` if not available.
@@ -39,23 +66,15 @@ class LeafSum(nn.Module):
     base: Tensor
     outputs: Tensor | None
 
-    def __init__(
-        self,
-        values: Tensor,
-        outputs: Tensor | None,
-        base: Tensor,
-        encode: Callable[[Any], Any],
-        classes: Sequence[Any] | None,
-        likelihood: str,
-        notes: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, ensemble: TreeEnsemble) -> None:
         super().__init__()
-        self.leaf_values = nn.Parameter(values.clone())
+        values, outputs = torch.tensor(ensemble.values, dtype=torch.float64), ensemble.outputs
+        self.leaf_values = nn.Parameter(values)
         self.register_buffer("scale", torch.ones(len(values), dtype=values.dtype))
-        self.register_buffer("base", base)
-        self.register_buffer("outputs", outputs)
-        self.encode, self.classes, self.likelihood, self.notes = encode, classes, likelihood, tuple(notes)
-        self.reread: Callable[[], Any] = lambda: values
+        self.register_buffer("base", torch.tensor(ensemble.base, dtype=values.dtype))
+        self.register_buffer("outputs", None if outputs is None else torch.tensor(outputs, dtype=torch.int64))
+        self.ensemble = ensemble
+        self.reread: Callable[[], Any] = lambda: ensemble.values
         self.own_ridge: tuple[float, str] | None = None
         self.table: Any = None
         self.eval()
@@ -67,6 +86,11 @@ class LeafSum(nn.Module):
         if self.outputs is None:
             return self.base + values.sum(1)
         return self.base + values.squeeze(2) @ self.one_hot_outputs(values.dtype)
+
+    @torch.no_grad()
+    def raw(self, x: Any) -> Tensor:
+        """(n, k) outputs from rows of a table."""
+        return torch.cat([self(one["leaves"]) for one in self.inputs(x)])
 
     def one_hot_outputs(self, dtype: torch.dtype) -> Tensor:
         """(trees, k) one-hot: the output that each tree adds to."""
@@ -100,7 +124,7 @@ class LeafSum(nn.Module):
             yield dict(rows)
             return
         try:
-            leaves = torch.from_numpy(numpy.ascontiguousarray(self.encode(rows), dtype=numpy.int32))
+            leaves = torch.from_numpy(numpy.ascontiguousarray(self.ensemble.leaves(rows), dtype=numpy.int32))
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise InputError(
                 f"expected rows that the model accepts, got {type(rows).__name__} and from the model: {error}"
@@ -130,8 +154,8 @@ class LeafSum(nn.Module):
 
         With `missing`, NaN or None becomes NaN, or -1 as a class; without it, missing targets raise an error.
         """
-        given = numpy.asarray(y)
-        if self.classes is None:
+        given, classes = numpy.asarray(y), self.ensemble.classes
+        if classes is None:
             if given.dtype.kind not in "fiub":
                 raise TargetError(f"expected numbers in {where}, got {given.dtype}. The model is one of regression.")
             if given.dtype.kind == "f" and not missing and not numpy.isfinite(given).all():
@@ -142,18 +166,18 @@ class LeafSum(nn.Module):
             given = given[:, 0]
         if given.ndim != 1:
             raise ShapeError(f"expected one label a row in {where}, got an array of shape {given.shape}.")
-        numbers, labels = {label: at for at, label in enumerate(self.classes)}, given.tolist()
+        numbers, labels = {label: at for at, label in enumerate(classes)}, given.tolist()
         codes = torch.tensor([numbers.get(label, -1) for label in labels])
         empty = torch.tensor([missing and (label is None or label != label) for label in labels])
         unknown = ((codes < 0) & ~empty).nonzero().flatten().tolist()
         if unknown:
             raise TargetError(
-                f"expected labels of the model's classes {list(self.classes)[:10]} in {where}, got "
+                f"expected labels of the model's classes {list(classes)[:10]} in {where}, got "
                 f"{labels[unknown[0]]!r} in row {unknown[0]}. Pass the labels that the model was trained with."
             )
-        if self.likelihood == "categorical":
+        if self.ensemble.likelihood == "categorical":
             return codes
-        if self.likelihood == "bernoulli":
+        if self.ensemble.likelihood == "bernoulli":
             return codes.to(self.base.dtype).masked_fill(empty, torch.nan)
-        shares = F.one_hot(codes.clamp_min(0), len(self.classes)).to(self.base.dtype)
+        shares = F.one_hot(codes.clamp_min(0), len(classes)).to(self.base.dtype)
         return shares.masked_fill(empty.unsqueeze(1), torch.nan)

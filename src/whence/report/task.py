@@ -74,8 +74,8 @@ def rows_of_trees(
     test = test if isinstance(test, tuple) else (test,)
     if all(view is None for view in views):
         views = (None, None, (test[0], model.table))
-    if names is None and model.classes is not None:
-        names = [str(label) for label in model.classes]
+    if names is None and model.ensemble.classes is not None:
+        names = [str(label) for label in model.ensemble.classes]
     return model.batches(*test, missing=True), names, views
 
 

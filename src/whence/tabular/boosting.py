@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whence.errors import InputError
+from whence.jacobian.leaves import LeafSum, TreeEnsemble
 from whence.runtime.execution import Progress
 from whence.tabular.network import CHOOSING, Trained
 from whence.tabular.target import Target
-from whence.trees import TreeEnsemble
 
 LEARNING_RATE = 0.1
 MOST_TREES, PATIENCE = 400, 25  # most trees of each output, and how many in a row that do not help end the trial
@@ -142,7 +142,7 @@ def grow(
         held_out[torch.from_numpy(fold)] = outputs(grown(~fold), fold)
     model = grown(slice(None))
     trees, expected = read_trees(model), outputs(model, slice(None))
-    gap = float(numpy.abs(trees.ensemble(target).raw(x) - expected.numpy()).max())
+    gap = float((LeafSum(trees.ensemble(target)).raw(x) - expected).abs().max())
     if gap > 1e-6 * max(1.0, float(expected.abs().max())):
         raise RuntimeError(f"expected trees that predict as scikit-learn does, got predictions that differ by {gap:g}.")
     settings = {"trees": len(trees.roots), "leaves": int(trees.is_leaf.sum()), "max_leaf_nodes": chosen}

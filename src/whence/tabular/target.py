@@ -10,8 +10,8 @@ import numpy
 
 from whence.display import listing
 from whence.errors import InputError, TargetError, did_you_mean
+from whence.jacobian.leaves import Loss
 from whence.tabular.columns import Column, examples, guess_style, parse_numbers
-from whence.trees.ensemble import Loss
 
 if TYPE_CHECKING:
     import pandas

@@ -17,10 +17,9 @@ from torch import Tensor
 from whence.curvature import Exact, Structure
 from whence.curvature.leaves import LeafAuto, LeafCore
 from whence.errors import InputError
-from whence.jacobian.leaves import LeafSum
+from whence.jacobian.leaves import LeafSum, TreeEnsemble
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.trees import catboost, lightgbm, sklearn, xgboost
-from whence.trees.ensemble import TreeEnsemble
 
 __all__ = ["TreeEnsemble", "fitted_trees", "leaf_sum", "read", "training_batches"]
 
@@ -90,20 +89,11 @@ def read_ensemble(model: Any) -> TreeEnsemble:
     return found
 
 
-def leaf_sum(model: Any) -> tuple[LeafSum, TreeEnsemble]:
-    """The trees of a model as a network, whose parameters are their leaf values; and as an ensemble."""
-    ensemble = read_ensemble(model)
-    network = LeafSum(
-        torch.tensor(ensemble.values, dtype=torch.float64),
-        None if ensemble.outputs is None else torch.tensor(ensemble.outputs, dtype=torch.int64),
-        torch.tensor(ensemble.base, dtype=torch.float64),
-        ensemble.leaves,
-        ensemble.classes,
-        ensemble.likelihood,
-        ensemble.notes,
-    )
+def leaf_sum(model: Any) -> LeafSum:
+    """The trees of a model as a network, whose parameters are their leaf values."""
+    network = LeafSum(read_ensemble(model))
     network.reread = lambda: read_ensemble(model).values
-    return network, ensemble
+    return network
 
 
 def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
@@ -115,13 +105,14 @@ def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
     return model.batches(*data)
 
 
-def check_sum(ensemble: TreeEnsemble, x: Any) -> None:
+def check_sum(network: LeafSum, x: Any) -> None:
     """Raise unless the leaf values sum to the library's own predictions, for some rows of X."""
-    if ensemble.own_raw is None:
+    own_raw = network.ensemble.own_raw
+    if own_raw is None:
         return
     some = x[:COMPARED_ROWS] if hasattr(x, "shape") or isinstance(x, list) else x
-    ours = ensemble.raw(some)
-    own = numpy.asarray(ensemble.own_raw(some), numpy.float64).reshape(ours.shape)
+    ours = network.raw(some).numpy()
+    own = numpy.asarray(own_raw(some), numpy.float64).reshape(ours.shape)
     gap = float(numpy.abs(ours - own).max(initial=0.0))
     if gap > SAME_SUM * max(1.0, float(numpy.abs(own).max(initial=0.0))):
         raise InputError(
@@ -164,14 +155,15 @@ def fitted_trees(
     """
     if not isinstance(parameters, str) or parameters != "all":
         raise InputError(f'expected parameters="all" for trees, all leaf values, got {parameters!r}. Leave it out.')
-    network, ensemble = leaf_sum(model)
+    network = leaf_sum(model)
+    ensemble = network.ensemble
     name = likelihood.name if isinstance(likelihood, Likelihood) else likelihood
     if name not in (None, ensemble.likelihood):
         own = f"{ensemble.likelihood!r}, that of the loss these trees were grown with"
         raise InputError(f"expected likelihood {own}, got {name!r}. Leave it out.")
     likelihood = likelihood if isinstance(likelihood, Likelihood) else LIKELIHOODS[ensemble.likelihood]()
     batches = training_batches(network, data)
-    check_sum(ensemble, data[0])
+    check_sum(network, data[0])
     if ridge == "auto":
         # One tree shrinks the mean of a leaf to r / (n + penalty) with penalty = n (1 - eta) / eta + l2 / eta, for the
         # shrinkage eta, n the mass of the leaf and r the sum of its residuals.

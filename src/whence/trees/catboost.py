@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy
 
-from whence.trees.ensemble import LeafNumbers, Loss, TreeEnsemble, loss_not_taken, not_fitted, noted
+from whence.jacobian.leaves import Loss, TreeEnsemble
+from whence.trees.ensemble import LeafNumbers, loss_not_taken, not_fitted, noted
 
 LIKELIHOODS: dict[str, Loss] = {
     "RMSE": "gaussian",

@@ -1,51 +1,14 @@
-"""A fitted ensemble of trees as a sum of leaf values, its structure being fixed; and what all adapters share."""
+"""What all adapters share: numbers of leaves, and errors for models that are not taken."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
 from whence.errors import InputError
-
-Loss = Literal["gaussian", "bernoulli", "categorical"]
-
-
-@dataclass(frozen=True)
-class TreeEnsemble:
-    """The content of a fitted model: the leaf of each row in each tree, and the values of the leaves.
-
-    The raw output is base + sum over trees of values[leaf]. It is the prediction itself for squared error, log-odds for
-    "bernoulli", and one score per class for "categorical", to which the softmax is applied. Forests of classifiers
-    average shares of classes: they are squared error on zeros and ones, with one output per class.
-    """
-
-    leaves: Callable[[Any], NDArray[numpy.int64]]  # from X to (n, trees) leaf numbers, over all trees together
-    values: NDArray[numpy.float64]  # (leaves, w) what each leaf adds to the outputs, with shrinkage and averaging
-    # (trees,) the output that each tree adds to, if w is 1 and there are several; `None` if a leaf adds to all w
-    outputs: NDArray[numpy.int64] | None
-    base: NDArray[numpy.float64]  # (k,) outputs without trees
-    likelihood: Loss  # of the loss that the trees were grown with
-    shrinkage: float = 1.0  # of a leaf's own optimum: the learning rate, or one over the number of trees of a forest
-    l2: float = 0.0  # the library's own penalty of squared leaf values, before shrinkage
-    l2_by_weight: bool = False  # whether the library multiplies it by the mean weight of the training rows
-    classes: tuple[Any, ...] | None = None  # labels in the order of the classes; `None` for regression
-    notes: tuple[str, ...] = ()  # what users should know, such as a bootstrap
-    own_raw: Callable[[Any], Any] | None = None  # from X to the library's own raw outputs, to compare with
-
-    def raw(self, x: Any) -> NDArray[numpy.float64]:
-        """(n, k) the outputs as the sum of leaf values, which must equal the model's own."""
-        leaves = self.leaves(x)
-        if self.outputs is None:
-            found: NDArray[numpy.float64] = self.base + self.values[leaves].sum(1)
-            return found
-        found = numpy.tile(self.base, (len(leaves), 1))
-        for output in range(len(self.base)):
-            found[:, output] += self.values[leaves[:, self.outputs == output], 0].sum(1)
-        return found
 
 
 class LeafNumbers:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from whence.trees.ensemble import LeafNumbers, Loss, TreeEnsemble, loss_not_taken, not_fitted, not_taken, noted
+from whence.jacobian.leaves import Loss, TreeEnsemble
+from whence.trees.ensemble import LeafNumbers, loss_not_taken, not_fitted, not_taken, noted
 
 
 def read(model: Any) -> TreeEnsemble | None:
