@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from operator import length_hint
 from typing import Any, TypeVar
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
@@ -330,6 +331,24 @@ def combine(results: Sequence[R], how: Callable[[list[Tensor]], Tensor]) -> R:
 
 
 # --- Loaders ----------------------------------------------------------------------------------------------------------
+
+
+def batches_of(given: Any, what_for: str) -> Iterable[Any]:
+    """A loader or a list of batches as it is; a single batch in a list.
+
+    Examples:
+        >>> batches_of({"x": 1}, "to predict"), batches_of([{"x": 1}, {"x": 2}], "to predict")
+        ([{'x': 1}], [{'x': 1}, {'x': 2}])
+    """
+    if isinstance(given, (Tensor, Mapping, tuple)):
+        return [given]
+    no_loader = isinstance(given, (str, bytes, numpy.ndarray, Dataset)) or hasattr(given, "iloc")
+    if isinstance(given, Iterable) and not no_loader:
+        return given
+    raise InputError(
+        f"expected a batch (a tensor, a tuple, a dict) or a loader {what_for}, got {type(given).__name__}. "
+        "Convert arrays with torch.as_tensor, and wrap a data set in a DataLoader."
+    )
 
 
 def check_loader(loader: Any) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from whence.data.batches import Batches, Inputs, combine
+from whence.data.batches import Batches, Inputs, batches_of, combine
 from whence.data.targets import targets_at
 from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
 from whence.errors import InputError, ShapeError
@@ -267,8 +267,7 @@ def attribute_loss(fitted: Fitted, x: Any, top: int, matrix: bool) -> Attributio
     problem = fitted.problem
     if isinstance(problem.network.model, LeafSum):
         raise InputError("expected a network for loss=True, got trees. Leave loss out.")
-    loader = [x] if isinstance(x, (Tensor, Mapping, tuple)) else x
-    found = []
+    loader, found = batches_of(x, "with targets to attribute"), []
     with using_model(fitted):
         shift = problem.batches.target_transform
         for at, batch in enumerate(Batches(loader, problem.device, problem.progress, target_transform=shift)):

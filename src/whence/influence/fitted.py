@@ -8,22 +8,21 @@ of the batches (`join_batches`).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
 from operator import length_hint
 from typing import Any, TypeVar
 
-import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from whence.curvature import FittedCurvature, Meats, NewtonStep, Sandwich
 from whence.data.batches import (
     Inputs,
     batch_size,
+    batches_of,
     check_finite,
     combine,
     split_targets,
@@ -280,16 +279,11 @@ def _batches(fitted: Fitted, x: Any) -> Iterator[Inputs]:
     positional, model = fitted.problem.batches.positional, fitted.problem.network.model
     if isinstance(model, LeafSum):
         yield from model.inputs(x)
-    elif isinstance(x, (Tensor, Mapping, tuple)):
-        yield split_targets(x, positional)[0]
-    elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)) and not hasattr(x, "iloc"):
-        track = fitted.problem.progress.track
-        yield from (split_targets(raw, positional)[0] for raw in track(x, "predictions, batch", length_hint(x) or None))
-    else:
-        raise InputError(
-            f"expected a batch (a tensor, a tuple, a dict) or a loader to predict, got {type(x).__name__}. "
-            "Convert arrays with torch.as_tensor, and wrap a data set in a DataLoader."
-        )
+        return
+    loader = batches_of(x, "to predict")
+    if loader is x:  # several batches
+        loader = fitted.problem.progress.track(x, "predictions, batch", length_hint(x) or None)
+    yield from (split_targets(raw, positional)[0] for raw in loader)
 
 
 def _predicted_view(fitted: Fitted, inputs: Inputs) -> Inputs:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from whence.data.batches import Inputs, batch_size, in_order, split_targets, take
+from whence.data.batches import Inputs, batch_size, batches_of, in_order, split_targets, take
 from whence.display import listing, number, percent
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import Fitted
@@ -35,16 +33,8 @@ class Examples:
     @classmethod
     def of(cls, data: Any, positional: int) -> Examples:
         """From a batch, a pair of inputs and targets, or a loader."""
-        if isinstance(data, (Tensor, Mapping, tuple)):
-            return cls([data], positional)
-        if isinstance(data, Iterator):
-            return cls(list(data), positional)  # it can be read only once
-        if isinstance(data, Iterable) and not isinstance(data, (str, bytes, np.ndarray, Dataset)):
-            return cls(in_order(data, []), positional)
-        raise InputError(
-            "expected test to be a batch (a tensor, a pair of inputs and targets, a dict) or a loader, got "
-            f"{type(data).__name__}. Convert arrays with torch.as_tensor, and wrap a data set in a DataLoader."
-        )
+        batches = batches_of(data, "to report on")
+        return cls(list(batches) if isinstance(batches, Iterator) else in_order(batches, []), positional)
 
     def __iter__(self) -> Iterator[tuple[Inputs, Tensor | None]]:
         """Inputs of each batch, and its targets if there are any."""
