@@ -15,6 +15,7 @@ from torch import Tensor
 from whence.data.batches import Inputs, batch_size, batches_of, in_order, split_targets, take
 from whence.display import listing, number, percent
 from whence.errors import InputError, ShapeError
+from whence.influence.classes import Codes, class_codes
 from whence.influence.fitted import Fitted
 from whence.influence.intervals import Intervals
 from whence.influence.training import change_without, label_suspicion
@@ -86,22 +87,19 @@ class Task:
     high: float = 1.0  # the target of the class itself
 
     @classmethod
-    def of(cls, likelihood: Likelihood, k: int, targets: Tensor, names: Sequence[str] | None) -> Task:
-        """From the likelihood; for squared error also from the training targets: two different values mean two classes.
+    def of(cls, likelihood: Likelihood, k: int, codes: Codes, names: Sequence[str] | None) -> Task:
+        """From the likelihood of k outputs, and the `class_codes` of the training targets.
 
         Examples:
             >>> from whence import Gaussian
-            >>> Task.of(Gaussian(), 1, torch.tensor([[1.0], [-1.0], [1.0]]), ["cat", "dog"]).kind
+            >>> Task.of(Gaussian(), 1, (-1.0, 1.0), ["cat", "dog"]).kind
             'classification'
-            >>> Task.of(Gaussian(), 1, torch.tensor([[1.0], [2.5], [1.3]]), None).names
+            >>> Task.of(Gaussian(), 1, None, None).names
             ('prediction',)
         """
-        codes = (0.0, 1.0)  # targets of the other classes and of the class itself
         kind: Kind = "multilabel" if likelihood.name == "bernoulli" and k > 1 else "classification"
-        if not likelihood.has_classes:
-            values = targets.unique().tolist() if likelihood.name == "gaussian" else []
-            once = len(values) == 2 and (k == 1 or bool(((_rows(targets) == values[1]).sum(1) == 1).all()))
-            kind, codes = ("classification", (values[0], values[1])) if once else ("regression", codes)
+        if codes is None:
+            kind, codes = "regression", (0.0, 1.0)
         two = kind == "classification" and k == 1
         if names is None and two:
             names = ["no", "yes"] if likelihood.has_classes else [f"{code:+g}" for code in codes]
@@ -170,7 +168,7 @@ class TrainingLabels:
         """From a fit and its training data."""
         problem = fitted.problem
         targets = torch.cat([batch.targets.cpu() for batch in problem.batches.read(None)])
-        task = Task.of(problem.likelihood, problem.k, targets, names)
+        task = Task.of(problem.likelihood, problem.k, class_codes(fitted), names)
         others = problem.outputs + change_without(fitted)
         suspicion = label_suspicion(fitted)
         return cls(task, task.read_targets(targets), others.cpu(), suspicion.score.cpu(), suspicion.order.cpu())
