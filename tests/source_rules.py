@@ -31,9 +31,9 @@ LAYERS = (
 HEIGHT = {unit: -depth for depth, layer in enumerate(LAYERS) for unit in layer}
 
 DEPENDENCIES = {"torch", "numpy", "safetensors"}
-# Everything else is an extra and is imported inside the function that needs it. The command line alone is built by
-# decorators at import, so the modules in cli/ (not cli/__init__.py, the entry point) import theirs at the top.
-CLI_DEPENDENCIES = {"typer", "rich"}
+# Everything else is an extra and is imported inside the function that needs it. Two parts import theirs at the top: the
+# command line, which is built by decorators at import (not cli/__init__.py, the entry point), and tables.
+EXTRAS = {"whence.cli.": {"typer", "rich", "pandas"}, "whence.tabular.": {"pandas"}}
 # These modules are made of another library's classes and are imported by those who use that library.
 GUESTS = {
     "whence.sklearn": "sklearn",
@@ -148,8 +148,7 @@ def foreign_imports(src: Path) -> list[str]:
     complaints = []
     for module in read(src, "whence"):
         allowed = DEPENDENCIES | {"whence"} | sys.stdlib_module_names
-        if module.name.startswith("whence.cli."):
-            allowed |= CLI_DEPENDENCIES
+        allowed |= next((extra for part, extra in EXTRAS.items() if module.name.startswith(part)), set())
         if module.name in GUESTS:
             allowed |= {GUESTS[module.name]}
         for found in imports(module):

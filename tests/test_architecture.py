@@ -32,6 +32,7 @@ FAULTS: tuple[tuple[Callable[[Path], list[str]], str, str], ...] = (
     (import_cycles, "whence/curvature/__init__.py", "from .dual import Dual"),
     (foreign_imports, "whence/results.py", "import pandas as pd"),
     (foreign_imports, "whence/cli/__init__.py", "import typer"),
+    (foreign_imports, "whence/tabular/files.py", "import sklearn"),
     (foreign_imports, "whence/integrations/transformers.py", "import lightning"),
     (foreign_imports, "whence/api.py", "def f():\n    import whence_paper  # late"),
     (unexplained_local_imports, "whence/results.py", "def f():\n    import pandas"),
@@ -49,6 +50,7 @@ SOUND = {
     "whence/curvature/dual.py": "from ..errors import ShapeError\nimport whence.curvature",
     "whence/results.py": "def f():\n    # pandas is an extra\n    import numpy\n    import pandas",
     "whence/cli/app.py": "import typer\nfrom whence.api import fit",
+    "whence/tabular/files.py": "import pandas",
     "whence/sklearn.py": "from sklearn.base import BaseEstimator\nfrom . import api",
     "whence_paper/demo.py": "import whence\nfrom whence import fit, plots\nfrom whence.plots import grid\nwhence.fit()",
 }

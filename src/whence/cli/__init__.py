@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from whence.cli.app import app  # imported late, so that a missing extra is reported in a sentence
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
-        if missing not in ("typer", "rich"):
+        if missing not in ("typer", "rich", "pandas"):
             raise
         print(f"The command line needs {missing}. Install it with: pip install 'whence[table]'", file=sys.stderr)
         sys.exit(3)

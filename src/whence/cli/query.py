@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy
+import pandas
 import torch
 from typer import Argument, Option
 
@@ -24,9 +25,6 @@ from whence.runtime.execution import Progress
 from whence.tabular.files import read_table, write_csv
 from whence.tabular.fitted import FittedTable, load_table
 from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, listed_examples, predict_rows
-
-if TYPE_CHECKING:
-    import pandas
 
 SHOWN = 10  # predictions that are printed
 OUTPUTS = 4  # outputs of a prediction that are printed

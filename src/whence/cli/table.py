@@ -7,9 +7,10 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy
+import pandas
 import torch
 from typer import Argument, Option
 
@@ -33,9 +34,6 @@ from whence.tabular.labels import (
 )
 from whence.tabular.predictions import CHECK_INPUT, RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task, detect_target
-
-if TYPE_CHECKING:
-    import pandas
 
 ADVICE = {
     "confident": "nothing to do",

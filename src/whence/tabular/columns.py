@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy
+import pandas
 
 from whence.display import percent
-
-if TYPE_CHECKING:
-    import pandas
 
 # Spellings of numbers: the cells to which each applies, and what is replaced there. 1234.5 is read in all of them.
 # With decimal commas 1.234 is 1234.
@@ -46,8 +44,6 @@ FEWEST_IDS = 10  # different values of an id that repeats: a column with fewer i
 
 def read_numbers(cells: pandas.Series, style: str) -> Any:
     """(m,) numbers of any size, with NaN for cells that are not numbers in this spelling."""
-    import pandas  # an extra: only tables need it
-
     pattern, replacements = STYLES[style]
     bare = cells.str.strip("$€£% ")
     if replacements:
@@ -84,8 +80,6 @@ def parse_dates(cells: pandas.Series, format_: str) -> Any:
         >>> parse_dates(pandas.Series(["1970-01-03", "1970-01-01T12:00:00Z", "soon"]), "ISO8601").tolist()
         [2.0, 0.5, nan]
     """
-    import pandas  # an extra: only tables need it
-
     parsed = pandas.to_datetime(cells, format=format_, errors="coerce", utc=True)
     return ((parsed - pandas.Timestamp(0, tz="UTC")) / pandas.Timedelta(days=1)).to_numpy(dtype=numpy.float64)
 
@@ -204,8 +198,6 @@ class Category:
 
         An unseen category is encoded like a rare one, or as zeros if none was rare.
         """
-        import pandas  # an extra: only tables need it
-
         found = pandas.Index(self.levels).get_indexer(self.display(cells))[:, None]
         found = numpy.where(found < 0, len(self.levels), found)
         return found if codes else (found == numpy.arange(len(self.inputs))).astype(float)
@@ -291,8 +283,6 @@ def leave_out_copies(
     found: list[Column | ExcludedColumn], frame: pandas.DataFrame, target: str
 ) -> list[Column | ExcludedColumn]:
     """Columns detected in a table, without those that have the same values as the target or an earlier column."""
-    import pandas  # an extra: only tables need it
-
     first: dict[bytes, str] = {}
     columns: list[Column | ExcludedColumn] = []
     for one in sorted(found, key=lambda column: column.name != target):

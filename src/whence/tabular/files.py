@@ -12,18 +12,16 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
+import pandas
 import torch
 
 from whence.errors import InputError, TooLargeError, WhenceError
 from whence.runtime.execution import Progress
 from whence.runtime.files import replacing
 from whence.runtime.memory import RESERVE, free_memory, readable
-
-if TYPE_CHECKING:
-    import pandas
 
 # Spellings of "no value", lower case.
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", "nil", "?", "-", "--", "."})
@@ -130,8 +128,6 @@ def read_table(
     `rows` rows are drawn at random with the seed, or all of them if it is zero. The delimiter of a CSV file is guessed
     if not given.
     """
-    import pandas  # an extra: only tables need it
-
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise InputError(f"expected a CSV or parquet file, got {path}, which {what}.")
@@ -161,8 +157,6 @@ def read_table(
 
 def _unreadable(path: Path, error: Exception) -> InputError:
     """The error for a file that cannot be read, with what to do about it."""
-    import pandas  # an extra: only tables need it
-
     if isinstance(error, pandas.errors.EmptyDataError):
         return InputError(f"expected a CSV or parquet file, got {path}, which is empty.")
     advice = ""
@@ -178,8 +172,6 @@ def _draw_rows(
     chunks: Iterator[pandas.DataFrame], rows: int, about: float, generator: numpy.random.Generator
 ) -> tuple[pandas.DataFrame, int]:
     """Draw rows without replacement, in one pass: each gets a random key, and the rows with the smallest keys stay."""
-    import pandas  # an extra: only tables need it
-
     kept: list[pandas.DataFrame] = []
     keys, total, free = numpy.zeros(0), 0, RESERVE * free_memory(torch.device("cpu"))
     for chunk in chunks:
@@ -215,8 +207,6 @@ def _open_csv(path: Path, delimiter: str | None) -> OpenFile:
     options: dict[str, Any] = {"dtype": str, "na_filter": False, "skipinitialspace": True, "index_col": False}
 
     def chunks() -> Iterator[pandas.DataFrame]:
-        import pandas  # an extra: only tables need it
-
         with pandas.read_csv(path, sep=mark, encoding=encoding, chunksize=CHUNK, **options) as reader:
             while True:
                 with warnings.catch_warnings():  # not across a yield: filters belong to the whole process

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy
+import pandas
 import torch
 from torch import Tensor, nn
 
@@ -34,9 +35,6 @@ from whence.tabular.columns import (
 )
 from whence.tabular.network import Trained, build_network, choose_width, initialize, mean_loss, train
 from whence.tabular.target import RowSplit, Target, Task, detect_target, find_column, leak_notes, split_rows
-
-if TYPE_CHECKING:
-    import pandas
 
 Learner = Literal["network", "trees"]
 

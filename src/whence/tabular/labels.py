@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
+import pandas
 
 from whence.display import listing
 from whence.errors import InputError, did_you_mean
@@ -18,9 +19,6 @@ from whence.tabular.files import read_table, write_csv
 from whence.tabular.fitted import FittedTable, Prepared
 from whence.tabular.predictions import RowPredictions, distinct_names
 from whence.tabular.target import Target
-
-if TYPE_CHECKING:
-    import pandas
 
 CHECK, LABEL = "check the label", "label"
 DOUBTFUL = 2.0  # standard deviations beyond which the other rows contradict a number

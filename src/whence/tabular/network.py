@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,9 @@ from torch.nn import functional as F
 
 from whence.errors import InputError
 from whence.runtime.execution import Progress
-from whence.tabular.target import Target
+
+if TYPE_CHECKING:
+    from whence.tabular.target import Target  # needs pandas, which `whence.sklearn` does without
 
 WIDTHS = tuple(range(32, 7, -4))
 MAX_WEIGHTS, MIN_WEIGHTS = 1500, 600  # up to twenty thousand rows, and for many more: the algebra takes seconds

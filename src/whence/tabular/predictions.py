@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
+import pandas
 from torch import Tensor
 
 from whence.display import number
@@ -14,9 +15,6 @@ from whence.influence.intervals import LEVEL
 from whence.report.usual import frame_of
 from whence.results import Uncertainty
 from whence.tabular.fitted import FittedTable
-
-if TYPE_CHECKING:
-    import pandas
 
 CHECK_INPUT = "check the input"  # the verdict on impossible rows, which their columns show and no network
 EXPLAIN_WORK = 3e12  # floating-point operations of all verdicts, about a minute on two cores

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy
+import pandas
 
 from whence.display import listing
 from whence.errors import InputError, TargetError, did_you_mean
 from whence.jacobian.leaves import Loss
 from whence.tabular.columns import Column, examples, guess_style, parse_numbers
-
-if TYPE_CHECKING:
-    import pandas
 
 Task = Literal["regression", "classification"]
 MAX_CLASSES = 50
