@@ -18,7 +18,6 @@ from whence.cli.fit import LanguageModel, SpecFile, Text, read_texts, write_repo
 from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows
 from whence.display import count, listing, number, percent
 from whence.errors import InputError
-from whence.influence.training import change_without
 from whence.io import read_attached
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
 from whence.runtime.execution import Progress
@@ -208,9 +207,8 @@ class SavedNetwork:
         return self.tracer.predict(self.inputs)
 
     @cached_property
-    def _residuals(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Residuals of all training examples, as fitted and left out, computed once."""
-        return self.tracer.residuals, self.tracer.loo_residuals
+    def _training(self) -> pandas.DataFrame:
+        return self.tracer.training_frame()
 
     @cached_property
     def _answers(self) -> dict[str, torch.Tensor] | None:
@@ -290,8 +288,8 @@ class SavedNetwork:
 
     def left_out(self, example: int) -> dict[str, Any]:
         """The size of the residual of a training example, as fitted and in the fit without it."""
-        residual, left_out = (float(one[example].norm()) for one in self._residuals)
-        return {"residual": residual, "residual_without_it": left_out}
+        row = self._training.loc[example]
+        return {"residual": float(row["residual"]), "residual_without_it": float(row["loo_residual"])}
 
 
 class SavedTexts(SavedNetwork):
@@ -382,20 +380,13 @@ class SavedTable(SavedNetwork):
         row = self._predictions.frame.iloc[at]
         return {name: row[name] for name in PREDICTED if name in row}
 
-    @cached_property
-    def _without(self) -> torch.Tensor:
-        """(n, k) predictions for the training rows, each by the fit without it; probabilities of classes."""
-        problem = self.tracer.problem
-        outputs = problem.outputs + change_without(self.tracer)
-        return problem.likelihood.probabilities(outputs) if problem.likelihood.has_classes else outputs
-
     def left_out(self, example: int) -> dict[str, Any]:
         """The label of a training row, and the prediction without that row: a number, or the label's probability."""
-        target, value, found = self.fitted.model.target, float(self.fitted.values[example]), self._without[example]
-        if target.task == "regression":
-            return {"label": value, "prediction_without_it": float(found[0])}
-        own = float(found[int(value)]) if len(found) > 1 else abs(1.0 - value - float(found[0]))
-        return {"label": target.classes[int(value)], "probability_without_it": min(max(own, 0.0), 1.0)}
+        value, row = float(self.fitted.values[example]), self._training.loc[example]
+        classes = self.fitted.model.target.classes
+        if not classes:
+            return {"label": value, "prediction_without_it": float(row["suggested"])}
+        return {"label": classes[int(value)], "probability_without_it": 1.0 - float(row["suspicion"])}
 
 
 def in_words(prediction: dict[str, Any]) -> str:
