@@ -23,7 +23,7 @@ from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
 from whence.runtime.execution import Progress
 from whence.tabular.files import read_table, write_csv
 from whence.tabular.fitted import FittedTable, load_table
-from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, listed_examples, predict_rows
+from whence.tabular.predictions import CHECK_INPUT, NUMBERS, RowPredictions, Score, predict_rows, verdicts_frame
 
 SHOWN = 10  # predictions that are printed
 OUTPUTS = 4  # outputs of a prediction that are printed
@@ -37,15 +37,7 @@ Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet; new texts
 Spec = Annotated[
     Path | None, Option(help="The Python file passed to `whence fit`, which is run; or the language model's folder.")
 ]
-NUMBERS = (
-    "noise",
-    "scarcity",
-    "doubt",
-    "noise_p",
-    "scarcity_p",
-    "ratio",
-)  # of an explanation, shown by `whence explain`
-PREDICTED = ("prediction", "lower", "upper", "std", "probability", "probability_std")  # of a row, the same
+PREDICTED = ("prediction", "lower", "upper", "std", "probability", "probability_std")  # of a row of a table
 NAMED = 3  # rows that cannot be right, named in a note
 
 
@@ -231,10 +223,7 @@ class SavedNetwork:
                 frame.insert(place, name, values.flatten().tolist())
         if verdicts:
             explanation = self.tracer.explain(self.inputs)
-            names = ["verdict", "noise", "scarcity", "doubt", "noise_p", "scarcity_p"]
-            frame[names] = explanation.to_frame()[names]
-            for name in ("check", "near"):
-                frame[name] = listed_examples(self.examples, getattr(explanation, name))
+            frame = frame.join(verdicts_frame(explanation, self.examples))
             self.notes.extend(explanation.notes)
         return frame
 
@@ -268,7 +257,7 @@ class SavedNetwork:
             "verdict": verdict,
             "because": impossible or verdicts.reason(at),
             "advice": ADVICE[verdict].replace("in `check`", "below"),
-            **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
+            **{name: float(getattr(verdicts, name)[at]) for name in (*NUMBERS, "ratio")},
             "causes": [
                 {
                     f"training_{self.unit}": int(self.examples[example]),

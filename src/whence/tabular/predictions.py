@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy
 import pandas
-from torch import Tensor
 
 from whence.display import number
+from whence.influence import Explanation
 from whence.influence.intervals import LEVEL
 from whence.report.usual import frame_of
 from whence.results import Uncertainty
 from whence.tabular.fitted import FittedTable
 
 CHECK_INPUT = "check the input"  # the verdict on impossible rows, which their columns show and no network
+NUMBERS = ("noise", "scarcity", "doubt", "noise_p", "scarcity_p")  # of an explanation, beside its verdict
 EXPLAIN_WORK = 3e12  # floating-point operations of all verdicts, about a minute on two cores
 
 
@@ -101,29 +102,24 @@ def predict_rows(fitted: FittedTable, rows: pandas.DataFrame, explain: Any = ())
     columns.update(ho=uncertainty.ho.sum(1).numpy(), hec3=hec3, ratio=uncertainty.ratio.numpy())
     frame = frame_of(columns)
     if len(explain):
-        frame = frame.join(_verdicts(fitted, rows.iloc[explain]).set_axis(explain))
+        some = rows.iloc[explain]
+        verdicts = verdicts_frame(fitted.explain(some), fitted.rows)
+        verdicts.loc[numpy.array(fitted.impossible(some)) != "", "verdict"] = CHECK_INPUT
+        frame = frame.join(verdicts.set_axis(explain))
         frame = frame.fillna(dict.fromkeys(("verdict", "check", "near"), ""))
     else:
         frame["verdict"] = ""
     return RowPredictions(rows, fitted, model.targets(rows), frame, probabilities, uncertainty)
 
 
-def _verdicts(fitted: FittedTable, rows: pandas.DataFrame) -> pandas.DataFrame:
-    """The verdict on each row, the numbers behind it, and training examples by their rows in the file."""
-    found = fitted.explain(rows)
-    impossible = fitted.impossible(rows)
-    columns: dict[str, Any] = {
-        "verdict": [CHECK_INPUT if why else verdict for verdict, why in zip(found.verdicts, impossible, strict=True)]
-    }
-    columns |= {name: getattr(found, name).numpy() for name in ("noise", "scarcity", "doubt", "noise_p", "scarcity_p")}
-    for name in ("check", "near"):
-        columns[name] = listed_examples(fitted.rows, getattr(found, name))
-    return frame_of(columns)
+def verdicts_frame(found: Explanation, numbers: Any) -> pandas.DataFrame:
+    """Verdicts, the numbers behind them, and the training examples to check and near, by their numbers (n,) for people.
 
-
-def listed_examples(numbers: Any, examples: Tensor) -> list[str]:
-    """The numbers of the training examples (m, top), with spaces between them, one text for each prediction."""
-    return [" ".join(map(str, some)) for some in numbers[examples.numpy()]]
+    The examples are one text for each prediction, with spaces between the numbers.
+    """
+    named = {name: numbers[getattr(found, name).cpu().numpy()] for name in ("check", "near")}
+    texts = {name: [" ".join(map(str, some)) for some in rows] for name, rows in named.items()}
+    return found.to_frame()[["verdict", *NUMBERS]].assign(**texts)
 
 
 def affordable_rows(rows: Any, first: Any, fitted: FittedTable) -> Any:
