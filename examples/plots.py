@@ -41,13 +41,10 @@ def curve():
 
 
 def moons():
-    """Two classes, and where another training set could change the decision; verdicts on a grid, as on a map."""
+    """Two classes, and where another training set could change the decision."""
     X, y = make_moons(200, noise=0.2, random_state=0)
     tracer = WhenceClassifier((20,), ridge=0.1, random_state=0).fit(X, y).tracer_
     picture("regions", (5, 3.8), lambda ax: plots.decision_regions(tracer, X, y, ax=ax))
-    grid = torch.cartesian_prod(*torch.linspace(-2, 3, 26, dtype=torch.float64).expand(2, -1))
-    verdicts = tracer.explain(grid).verdicts
-    picture("map", (5, 3.8), lambda ax: plots.source_map(grid[:, 0], grid[:, 1], verdicts, ax=ax))
 
 
 def digits():

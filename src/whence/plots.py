@@ -16,7 +16,6 @@ Examples:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,7 +45,6 @@ __all__ = [
     "rank_scatter",
     "ridge_path",
     "risk_coverage",
-    "source_map",
 ]
 
 Numbers = NDArray[np.float64]
@@ -228,64 +226,21 @@ def rank_scatter(
         >>> len(ax.collections) > 0
         True
     """
+    if groups is not None and len(groups) != len(uncertainty):
+        raise ShapeError(f"expected {len(uncertainty)} groups, one for each prediction, got {len(groups)}.")
     ax = axes(ax)
     x, y = (100 * ranks(score(uncertainty, name)).cpu().numpy() for name in ("ho", "hec3"))
     ax.plot([0, 100], [0, 100], color=LINE, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
-    _scatter_groups(ax, x, y, groups, tones)
-    ax.set(xlim=(-2, 102), ylim=(-2, 102), aspect="equal", xlabel="rank by Ho, %", ylabel="rank by HeC3, %")
-    return quiet(ax)
-
-
-def source_map(
-    longitude: Any,
-    latitude: Any,
-    groups: Sequence[str],
-    errors: Any = None,
-    tones: Mapping[str, Tone] | None = None,
-    ax: Axes | None = None,
-) -> Axes:
-    """Plot predictions on a map: the colour shows the source of their uncertainty, the size their error.
-
-    Args:
-        longitude: (m,) in degrees.
-        latitude: (m,) in degrees.
-        groups: of each prediction, such as `tracer.explain(x).verdicts`.
-        errors: (m,) of each prediction; without them all marks of a group have one size.
-        tones: of groups, as for `rank_scatter`.
-        ax: axes to draw on.
-
-    Examples:
-        >>> ax = plots.source_map(x, x, tracer.explain(x).verdicts, 2 * x, ax=Figure().subplots())
-        >>> ax.get_ylabel()
-        'latitude, °'
-    """
-    m = len(groups)
-    east, north = column(longitude, m, "longitudes"), column(latitude, m, "latitudes")
-    areas = None
-    if errors is not None:
-        sizes = np.abs(column(errors, m, "errors"))
-        areas = 2 + 128 * np.minimum(sizes / max(float(np.quantile(sizes, 0.99)), 1e-300), 1)  # in points squared
-    ax = axes(ax)
-    _scatter_groups(ax, east, north, groups, tones, areas)
-    middle = math.radians(float(np.clip(north, -85, 85).mean()))
-    ax.set(xlabel="longitude, °", ylabel="latitude, °", aspect=1 / math.cos(middle))
-    return quiet(ax)
-
-
-def _scatter_groups(
-    ax: Axes, x: Numbers, y: Numbers, groups: Sequence[str] | None, tones: Mapping[str, Tone] | None, areas: Any = None
-) -> None:
-    """Draw the marks of each group in its tone, plain ones first, so that noise lies on top; and a legend below."""
-    if groups is not None and len(groups) != len(x):
-        raise ShapeError(f"expected {len(x)} groups, one for each prediction, got {len(groups)}.")
     names, known = np.array(groups or ["predictions"] * len(x)), {**TONES, **(tones or {})}
+    # Plain marks first, so that noise lies on top.
     for name in sorted(dict.fromkeys(names), key=lambda name: list(STYLES).index(known.get(name, "plain"))):
-        here, style = names == name, STYLES[known.get(name, "plain")]
-        own = {} if areas is None else {"s": areas[here]}
-        ax.scatter(x[here], y[here], label=name, zorder=2, **{**style, **own})
+        here = names == name
+        ax.scatter(x[here], y[here], label=name, zorder=2, **STYLES[known.get(name, "plain")])
     if groups is not None:
         place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
         ax.legend(frameon=False, handletextpad=0.2, reverse=True, **place)
+    ax.set(xlim=(-2, 102), ylim=(-2, 102), aspect="equal", xlabel="rank by Ho, %", ylabel="rank by HeC3, %")
+    return quiet(ax)
 
 
 def decision_regions(

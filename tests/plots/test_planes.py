@@ -1,21 +1,16 @@
-"""Decisions in a plane, predictions on a map, leverages beside residuals, and a path of ridges."""
+"""Decisions in a plane, leverages beside residuals, and a path of ridges."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from plotted import class_fit, line_fit
 from whence import InputError, ShapeError
 from whence.curvature import RidgePath
-from whence.plots import decision_regions, leverage_residual, ridge_path, source_map
-
-BLUE, VERMILLION, GREY = "#0072b2", "#d55e00", "#9aa0a6"
+from whence.plots import decision_regions, leverage_residual, ridge_path
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -69,16 +64,3 @@ def test_ridge_path_marks_the_smallest_error() -> None:
     assert "at the end of the grid" in str(ridge_path(short, Figure().subplots()).lines[1].get_label())
     with pytest.raises(InputError, match='Fit with ridge="loo"'):
         ridge_path(None)
-
-
-def test_a_map_of_four_districts() -> None:
-    verdicts = ["noisy labels nearby", "confident", "confident", "scarce data"]
-    ax = source_map([1, 2, 3, 4], [59, 60, 60, 61], verdicts, [0.0, -1.0, 0.5, 4.0], ax=Figure().subplots())
-    by_colour = {to_hex(part.get_facecolor()[0]): part for part in ax.collections}
-    places = {colour: np.asarray(part.get_offsets()).tolist() for colour, part in by_colour.items()}
-    assert places == {BLUE: [[1.0, 59.0]], VERMILLION: [[4.0, 61.0]], GREY: [[2.0, 60.0], [3.0, 60.0]]}
-    one, half = by_colour[GREY].get_sizes()
-    assert by_colour[VERMILLION].get_sizes()[0] > one > half > by_colour[BLUE].get_sizes()[0] > 0
-    assert ax.get_aspect() == pytest.approx(1 / math.cos(math.radians(60)))
-    with pytest.raises(ShapeError, match="expected 2 longitudes"):
-        source_map([1.0], [1.0, 2.0], ["confident"] * 2)

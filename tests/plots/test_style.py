@@ -24,7 +24,6 @@ DRAWN: dict[str, Callable[[Axes | None], Axes]] = {
     "rank_scatter": lambda ax: plots.rank_scatter(U, ax=ax),
     "ridge_path": lambda ax: plots.ridge_path(line_fit(ridge="loo", recenter=False)[0].ridge_path, ax=ax),
     "risk_coverage": lambda ax: plots.risk_coverage(U, X, ax=ax),
-    "source_map": lambda ax: plots.source_map(X, X, ["confident", "both", "scarce data"], ax=ax),
 }
 
 
