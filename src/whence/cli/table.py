@@ -265,10 +265,10 @@ def _fit_summary(
     return {
         "model": {
             "kind": model.learner,
-            "validation": {"score": score, **(fitted.validation or {})},
+            "validation": {"score": score, **fitted.validation},
             "validation_rows": sum(map(len, split.validation)),
             **(sizes if model.learner == "network" else {}),
-            **(fitted.settings or {}),
+            **fitted.settings,
         },
         "fit": {
             "structure": tracer.diagnostics["structure"],

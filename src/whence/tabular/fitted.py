@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,8 +153,8 @@ class FittedTable:
     rows: Any  # number of each training row in its file
     intervals: Intervals | None  # of new observations; `None` for classes
     usual: UsualValues  # of the columns of the training rows
-    settings: dict[str, Any] | None = None  # of the training; `None` if the fit was loaded
-    validation: dict[Learner, float] | None = None  # errors of all models tried: RMSE or log loss
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the training; empty if the fit was loaded
+    validation: Mapping[Learner, float] = field(default_factory=dict)  # of all models tried: RMSE or log loss; the same
 
     def impossible(self, frame: pandas.DataFrame, targets: bool = False) -> list[str]:
         """For each row why its input, or its target, cannot be right, given those of the training rows; or ""."""
