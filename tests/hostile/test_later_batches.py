@@ -59,6 +59,27 @@ def test_equal_examples_do_not_hide_a_mixture() -> None:
         whence.fit(Mixing("mean").double(), [(x[:4], y[:4]), (x[4:], y[4:])], ridge=0.1, progress=False)
 
 
+class Converting(nn.Module):
+    """Computes in single precision, which rounds otherwise for another number of examples, and answers in double."""
+
+    def __init__(self, gap: float) -> None:
+        super().__init__()
+        self.linear, self.gap = nn.Linear(3, 2), gap
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.linear(x.to(self.linear.weight.dtype)).double()
+        return out + self.gap * float(out.detach().abs().max()) * (len(x) == 1)
+
+
+@pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 1e-1), (torch.float64, 1e-4)], ids=str)
+def test_the_precision_of_the_weights_decides_which_differences_are_rounding(dtype: torch.dtype, gap: float) -> None:
+    torch.manual_seed(0)
+    x, y = data()
+    whence.fit(Converting(1e-2 * gap).to(dtype), [(x, y)], ridge=0.1, progress=False)
+    with pytest.raises(whence.NotDeterministicError, match=r"mixes the examples of a batch"):
+        whence.fit(Converting(gap).to(dtype), [(x, y)], ridge=0.1, progress=False)
+
+
 class OneAtATime(nn.Module):
     def __init__(self) -> None:
         super().__init__()

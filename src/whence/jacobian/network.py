@@ -60,6 +60,10 @@ class Network:
         """Largest relative difference between two calls on the same inputs."""
         return REPEATED_TOLERANCE.get(self._coarsest, COARSEST_TOLERANCE)
 
+    def precision(self, outputs: Tensor) -> torch.dtype:
+        """The coarser type of weights and outputs: these may be computed in float32 and converted at the end."""
+        return max(self._coarsest, outputs.dtype, key=lambda one: torch.finfo(one).eps)
+
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
         """Outputs (n, k) with positions flattened, or functionals of them."""
         if isinstance(inputs, OutputFunctional):
@@ -106,7 +110,7 @@ class Network:
             again = self(inputs, "batch 0")
         check_finite(once, "outputs of the model", "batch 0")
         gap = float((once - again).abs().max())
-        if gap > REPEATED_TOLERANCE.get(once.dtype, COARSEST_TOLERANCE) * float(once.abs().max()):
+        if gap > REPEATED_TOLERANCE.get(self.precision(once), COARSEST_TOLERANCE) * float(once.abs().max()):
             raise NotDeterministicError(
                 f"expected the same outputs from two calls on batch 0, got a difference of {gap:.3g}. "
                 "The model draws random numbers or keeps state: make its forward deterministic in eval mode."
@@ -197,7 +201,7 @@ class CheckedOutputs:
         with torch.no_grad():
             alone, together = self.network(take(inputs, slice(at, at + 1)), f"{name} alone")[0], outputs[at]
         gap = float((alone - together).abs().max()) if alone.shape == together.shape else float("inf")
-        if not gap <= SINGLE_TOLERANCE.get(together.dtype, COARSEST_TOLERANCE) * self.scale:
+        if not gap <= SINGLE_TOLERANCE.get(self.network.precision(together), COARSEST_TOLERANCE) * self.scale:
             raise NotDeterministicError(
                 f"expected each example's outputs to be its own, got other outputs for {name} when it comes alone (a "
                 f"difference of {gap:.3g} where outputs reach {self.scale:.3g}). The model mixes the examples of a "
