@@ -751,7 +751,7 @@ def test_distances_are_measured_from_more_examples_than_labels_are_averaged_over
     found = tracer._calibration.neighbours
     assert (len(found.index), len(found.measured)) == (40, 90)
     assert bool(torch.isin(found.index, found.measured).all())
-    known = found.by_within.known
+    known = found.distance_embedding.known
     chords = (known.unsqueeze(1) - known).norm(dim=2).fill_diagonal_(math.inf).sort(dim=1)
     distances, nearest = found.training_distances()
     torch.testing.assert_close(distances, chords.values[:, :5].mean(1).clamp_min(1e-3), rtol=1e-4, atol=1e-4)

@@ -248,8 +248,8 @@ class Neighbours:
 
     index: Tensor  # (s,) the training examples whose labels tell about an input, ascending
     measured: Tensor  # (l,) those that distances are measured from, ascending
-    by_total: Embedding  # of the former, whitened by the total scatter
-    by_within: Embedding  # of the latter, whitened by the scatter within classes
+    label_embedding: Embedding  # of the former, whitened by the total scatter
+    distance_embedding: Embedding  # of the latter, whitened by the scatter within classes
     names: tuple[str, ...]  # of the layers
     nearest: Tensor  # (s, c) the most similar other examples of each
     bandwidth: float
@@ -277,19 +277,19 @@ class Neighbours:
         answers = predicted_classes(fitted, outputs, codes)
         layers = joined_layers([layers for _, layers in parts]) or {OUTPUTS: mean_over_positions(outputs)}
         weights, first, rank = {"leaves": 1.0}, next(iter(layers)), len(index)
-        by_total = by_within = Embedding({}, layers[first])
+        label_embedding = distance_embedding = Embedding({}, layers[first])
         if not trees:
             pairs = {name: Whitening.of(some, answers, codes is None or name == first) for name, some in layers.items()}
             weights = layer_weights({name: pairs[name][0](some) for name, some in layers.items()}, outputs, answers)
             roots = {name: weight**0.5 for name, weight in weights.items()}
             total, within = ({name: (pairs[name][at], root) for name, root in roots.items()} for at in (0, 1))
-            by_total, rank = Embedding(total, embed(total, layers)), RANK
+            label_embedding, rank = Embedding(total, embed(total, layers)), RANK
             known = [
                 embed(within, outputs_and_layers(fitted, inputs, tuple(weights))[1])
                 for _, inputs, _ in training_examples(fitted, measured, "distances of the examples")
             ]
-            by_within = Embedding(within, torch.cat(known))
-        similar = by_total.similarities(by_total.known)
+            distance_embedding = Embedding(within, torch.cat(known))
+        similar = label_embedding.similarities(label_embedding.known)
         itself, count = torch.arange(len(index), device=index.device), neighbour_count(len(index))
         values, nearest = most_similar(similar, count, itself)
         bandwidth = LEAST_BANDWIDTH
@@ -297,7 +297,9 @@ class Neighbours:
             bandwidth = max(BANDWIDTH_FACTOR * float((1.0 - values[:, -1]).median()), bandwidth)
         sizes, vectors = (some[..., -rank:].to(values) for some in eigh(((similar - 1.0) / bandwidth).double().exp()))
         shrinkage = sizes / (sizes + 1.0)
-        found = cls(index, measured, by_total, by_within, tuple(weights), nearest, bandwidth, vectors, shrinkage)
+        found = cls(
+            index, measured, label_embedding, distance_embedding, tuple(weights), nearest, bandwidth, vectors, shrinkage
+        )
         return found, outputs, answers
 
     def surroundings(self, layers: Layers, squares: Tensor, top: int, examples: Tensor | None) -> Surroundings:
@@ -305,14 +307,15 @@ class Neighbours:
 
         Inputs that are training `examples` (m,), -1 for others, are not compared with themselves.
         """
-        total, within = self.by_total(layers), self.by_within(layers)
+        total, within = self.label_embedding(layers), self.distance_embedding(layers)
         own, same = (None if examples is None else positions(one, examples) for one in (self.index, self.measured))
         named, parts = min(top, len(squares) - (own is not None)), []
         for some in in_chunks(len(total), len(self.measured), total.device):
             own_here, same_here = (None if one is None else one[some] for one in (own, same))
-            similar = self.by_within.similarities(within[some])
+            similar = self.distance_embedding.similarities(within[some])
             distances, nearest = mean_distance(similar, same_here)
-            similar = similar if self.by_total is self.by_within else self.by_total.similarities(total[some])
+            if self.label_embedding is not self.distance_embedding:
+                similar = self.label_embedding.similarities(total[some])
             weights = self.weights(similar, own_here)
             values = squares.to(weights)
             part = Surroundings(
@@ -344,13 +347,13 @@ class Neighbours:
     def training_weights(self) -> Tensor:
         """(s, s) weights for the training examples, each without itself."""
         itself = torch.arange(len(self.index), device=self.index.device)
-        return self.weights(self.by_total.similarities(self.by_total.known), itself)
+        return self.weights(self.label_embedding.similarities(self.label_embedding.known), itself)
 
     def training_distances(self) -> tuple[Tensor, Tensor]:
         """(l,) mean distance of each measured example from the nearest others, and the examples around it (l, c)."""
-        known = self.by_within.known
+        known = self.distance_embedding.known
         parts = [
-            mean_distance(self.by_within.similarities(known[some]), some)
+            mean_distance(self.distance_embedding.similarities(known[some]), some)
             for some in in_chunks(len(known), len(known), known.device)
         ]
         distances, nearest = (torch.cat(each) for each in zip(*parts, strict=True))
