@@ -180,7 +180,7 @@ class Explanation(Shown):
             f"on); at most {percent(float(self.scarcity_p[number]))} of ordinary training examples are as unusual"
         )
         if bool(self._noise_found[number] & ~self.noisy[number]):
-            words += "; for its distance from them, these labels differ less than around other inputs with noisy labels"
+            words += "; beside training examples with noisy labels, its distance stands out more than these labels do"
         if bool(self.rare[number]):
             words += "; hardly any training example has this label"
         if bool(self.undecided[number]):
