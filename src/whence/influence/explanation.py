@@ -173,11 +173,13 @@ class Explanation(Shown):
                 noise = percent(float(self.noise[number]))
                 further = f"; with the model's own doubt, noise is {noise} (noisy from {percent(self.noise_limit)} on)"
         scarce_from = self.scarcity_limit * (BESIDE_NOISE if bool(self.noisy[number]) else 1.0)
+        share = float(self.scarcity_p[number])
+        as_unusual = f"at most {percent(share)} of" if share < 0.5 else "most"
         words = (
             f"{around} (noisy from {limit} on, if chance alone does so in at most {percent(1.0 - self.level)} of "
             f"cases; here in {percent(float(self.noise_p[number]))}){further}; "
             f"its scarcity is {float(self.scarcity[number]):.2g} (1 is ordinary, scarce from {scarce_from:.2g} "
-            f"on); at most {percent(float(self.scarcity_p[number]))} of ordinary training examples are as unusual"
+            f"on); {as_unusual} ordinary training examples are as unusual"
         )
         if bool(self._noise_found[number] & ~self.noisy[number]):
             words += "; beside training examples with noisy labels, its distance stands out more than these labels do"
