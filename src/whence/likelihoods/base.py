@@ -50,16 +50,20 @@ class Likelihood(ABC):
         has_classes: whether the outputs are logits of classes, with probabilities and margins.
         couples_outputs: whether the loss's Hessian couples the outputs of an example, so that single outputs cannot be
             left out.
+        squared_error: whether the loss's Hessian in the outputs is the identity, as for all likelihoods without a
+            `hessian_root`.
     """
 
     name: ClassVar[str]
     has_classes: ClassVar[bool] = False
     couples_outputs: ClassVar[bool] = False
 
-    @property
-    def squared_error(self) -> bool:
-        """Whether the loss's Hessian in the outputs is the identity, as for a likelihood without a `hessian_root`."""
-        return type(self).hessian_root is Likelihood.hessian_root
+    squared_error: ClassVar[bool]
+
+    def __init_subclass__(cls) -> None:
+        """Set `squared_error`."""
+        super().__init_subclass__()
+        cls.squared_error = cls.hessian_root is Likelihood.hessian_root
 
     @abstractmethod
     def check_targets(self, targets: Tensor, outputs: Tensor, where: str) -> Tensor:
