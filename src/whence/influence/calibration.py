@@ -26,7 +26,14 @@ import numpy
 import torch
 from torch import Tensor
 
-from whence.influence.classes import Codes, class_codes, class_labels, has_several_labels, predicted_probability
+from whence.influence.classes import (
+    Codes,
+    class_codes,
+    class_labels,
+    has_yes_or_no,
+    number_of_classes,
+    predicted_probability,
+)
 from whence.influence.fitted import Fitted
 from whence.influence.neighbours import WEIGHT_POWER, Neighbours, positions
 from whence.jacobian.leaves import LeafSum
@@ -34,14 +41,18 @@ from whence.jacobian.leaves import LeafSum
 # Labels, and targets of a regression (the second number), are called noisy if the square expected around them is this
 # many times the average of the data set. If half of all targets are noisy, theirs is at most twice the average.
 NOISIER, NOISIER_TARGETS = 2.5, 1.5
-# For classes that limit is at least the first, and at most the second or one minus the average: labels are not called
-# noisy if two of them differ in less than a tenth of all pairs.
-LEAST_DISAGREEMENT, MOST_DISAGREEMENT = 0.1, 2 / 3
+# For classes that limit is at least the first: labels are not called noisy if two of them differ in less than a tenth
+# of all pairs. It is at most the second or one minus the average, for ten classes and more. With fewer, labels can
+# differ in fewer pairs: two labels of two classes in a half of them.
+LEAST_DISAGREEMENT, MOST_DISAGREEMENT, MANY_CLASSES = 0.1, 2 / 3, 10
 TIE = 1e-5  # averages of squares with a smaller relative difference are the same up to rounding
 MOST_NOISE = 0.999  # upper bound of the noise when odds are computed
 # A scarcity below the first is not unusual, and neither is an answer if two labels drawn from the network's own
 # probabilities differ in a smaller share of cases than the second.
 LEAST_SCARCITY, LEAST_AMBIGUITY = 1.05, 0.1
+# A model is undecided if the probability of its own answer is below the first, and often so if this is true of a larger
+# share of the ordinary examples than the second.
+UNDECIDED, OFTEN = 0.55, 0.2
 PRIOR_EXAMPLES = 20  # the median of so many examples with an answer has a weight of a quarter; of very many, a half
 # Labels around an input count as the cause of its doubt if they stand out as much, beside its scarcity, as for all but
 # this share of the training examples with noisy labels around them.
@@ -76,6 +87,7 @@ class Calibration:
     ordinary_z: Tensor  # z-scores of the distances of ordinary training examples, ascending
     noisy_sources: Tensor  # `main_cause` of the training examples with noisy labels around them, ascending
     ambiguities: Tensor | None  # of the answers for ordinary training examples, ascending; `None` if they do not count
+    often_undecided: bool  # whether the model is undecided about many of the ordinary training examples
     rare: Tensor  # (k + 1,) whether hardly any training example has the label of a class; the last for all others
     codes: Codes
     unit: float  # unit of the residuals of a regression; squares are in its square
@@ -100,7 +112,9 @@ class Calibration:
         average = weights @ squares if len(index) > 1 else squares
         by_average = IsotonicRegression.fit(average, squares)
         expected = by_average.predict(average)
-        limit = limit_for_classes(squares) if codes is not None else NOISIER_TARGETS * float(squares.mean())
+        limit, classes = NOISIER_TARGETS * float(squares.mean()), number_of_classes(fitted)
+        if codes is not None:
+            limit = limit_for_classes(squares, classes)
         disagreement_limit = noise_limit = limit if codes is not None else unit * limit**0.5
         agreeing = expected <= limit
         noisy = ~agreeing
@@ -108,14 +122,15 @@ class Calibration:
         ordinary = torch.ones_like(agreeing) if few else agreeing
 
         # Probabilities of classes are a second witness.
+        probability, ambiguity = predicted_probability(fitted, outputs, codes, index)
+        often_undecided = float((probability[ordinary] < UNDECIDED).double().mean()) > OFTEN
         by_ambiguity, ambiguities, weight = None, None, 0.0
         if fitted.problem.likelihood.has_classes and not isinstance(fitted.problem.network.model, LeafSum):
-            ambiguity = predicted_probability(fitted, outputs, codes, index)[1]
             by_ambiguity, ambiguities = IsotonicRegression.fit(ambiguity, squares), ambiguity[ordinary].sort().values
             both = expected.clamp_max(1.0), by_ambiguity.predict(ambiguity).clamp_max(1.0)
             weight = weight_of_second(*both, squares)
             noise = geometric_mean(*both, weight)
-            noise_limit = limit_for_classes(noise)
+            noise_limit = limit_for_classes(noise, classes)
             noisy = noisy & (noise > noise_limit)
 
         # How far is each training example from the others?
@@ -140,6 +155,7 @@ class Calibration:
             ordinary_z=distance_z[ordinary].sort().values,
             noisy_sources=sources.sort().values,
             ambiguities=ambiguities,
+            often_undecided=often_undecided,
             rare=rare,
             codes=codes,
             unit=unit,
@@ -322,8 +338,7 @@ def squared_residuals(fitted: Fitted, codes: Codes, unit: float) -> Tensor:
         positions = residuals.new_tensor(max(1.0, problem.counted_units / max(1, int(fitted.counted.sum()))))
     if codes is None:
         return residuals.square().sum(1) / (positions * problem.width)
-    yes_or_no = problem.width == 1 or has_several_labels(fitted)
-    scale = (codes[1] - codes[0]) ** 2 / (2.0 / problem.width if yes_or_no else 1.0)
+    scale = (codes[1] - codes[0]) ** 2 / (2.0 / problem.width if has_yes_or_no(fitted) else 1.0)
     return (residuals.square().sum(1) / (scale * positions)).clamp_max(MOST_SQUARE)
 
 
@@ -360,10 +375,17 @@ def rare_classes(labels: Tensor) -> Tensor:
     return ((counts < RARE) & (counts < RARE_SHARE * usual)) | (counts == 1)
 
 
-def limit_for_classes(values: Tensor) -> float:
-    """The disagreement above which labels of classes are called noisy, from values of training examples."""
+def limit_for_classes(values: Tensor, classes: int) -> float:
+    """The disagreement above which labels of classes are called noisy, from values of training examples.
+
+    Examples:
+        >>> a_tenth, a_half = torch.tensor([0.1]), torch.tensor([0.5])
+        >>> [round(limit_for_classes(values, classes), 2) for values in (a_tenth, a_half) for classes in (2, 10)]
+        [0.25, 0.25, 0.37, 0.67]
+    """
     usual = float(values.mean()) if len(values) else 0.0
-    return max(LEAST_DISAGREEMENT, min(NOISIER * usual, max(MOST_DISAGREEMENT, 1.0 - usual)))
+    possible = min(1.0, (1.0 - 1.0 / classes) / (1.0 - 1.0 / MANY_CLASSES))  # beside ten classes
+    return max(LEAST_DISAGREEMENT, min(NOISIER * usual, max(MOST_DISAGREEMENT * possible, possible - usual)))
 
 
 @dataclass(frozen=True)

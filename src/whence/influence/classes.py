@@ -40,6 +40,16 @@ def has_several_labels(fitted: Fitted) -> bool:
     return likelihood.has_classes and not likelihood.couples_outputs and fitted.problem.width > 1
 
 
+def has_yes_or_no(fitted: Fitted) -> bool:
+    """Whether each output is a label of its own, yes or no."""
+    return fitted.problem.width == 1 or has_several_labels(fitted)
+
+
+def number_of_classes(fitted: Fitted) -> int:
+    """How many labels an output, or the outputs together, can have."""
+    return 2 if has_yes_or_no(fitted) else fitted.problem.width
+
+
 def class_labels(fitted: Fitted, codes: Codes) -> Tensor | None:
     """(n,) the class of each training example; `None` unless each has exactly one that is known."""
     problem = fitted.problem

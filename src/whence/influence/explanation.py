@@ -18,7 +18,7 @@ from torch import Tensor
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
 from whence.errors import InputError
-from whence.influence.calibration import Calibration
+from whence.influence.calibration import UNDECIDED, Calibration
 from whence.influence.classes import predicted_classes, predicted_probability
 from whence.influence.fitted import Fitted, check_traced, divide
 from whence.influence.neighbours import outputs_and_layers
@@ -31,7 +31,9 @@ CONFIDENT, NOISY, SCARCE, BOTH = "confident", "noisy labels nearby", "scarce dat
 VERDICTS = (CONFIDENT, NOISY, SCARCE, BOTH)
 TONES = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
 
-UNDECIDED = 0.55  # a model is not confident if the probability of its own answer is below this
+# Labels are the cause of an undecided answer if the model often gives such answers, the input is not far from the
+# examples, and two labels nearby differ in this part, or more, of the pairs that two labels drawn from the model do.
+EXPLAINED = 0.8
 # If labels are noisy, data are called scarce only from this many times the limit on: a network that has fitted
 # contradicting labels moves their inputs apart, so that all distances there are larger.
 BESIDE_NOISE = 2.0
@@ -81,6 +83,8 @@ class Explanation(Shown):
         ambiguity_limit: the model is called undecided if its answer is more ambiguous, or has a probability below .55,
             and labels nearby are not noisy. It is 1, which no ambiguity reaches, for regression, trees, and squared
             error on coded classes.
+        often_undecided: whether the model gives its own answer a probability below .55 for more than one in five
+            ordinary training examples.
         classes: whether `noise` is about classes.
         notes: what is approximated.
 
@@ -113,6 +117,7 @@ class Explanation(Shown):
     scarcity_limit: float
     source_limit: float
     ambiguity_limit: float
+    often_undecided: bool
     classes: bool
     notes: tuple[str, ...] = ()
 
@@ -130,9 +135,12 @@ class Explanation(Shown):
         """(m,) whether labels nearby contradict each other, more than elsewhere and by more than chance.
 
         False if nearly all training examples with noisy labels around them have a larger `source`: labels of examples
-        unlike the input say little about it.
+        unlike the input say little about it. True also if the model gives its own answer a probability below .55, does
+        so often (`often_undecided`), labels nearby contradict each other about as much, and they are not far away.
         """
-        return self._noise_found & (self.source >= self.source_limit)
+        explained = (self.probability < UNDECIDED) & (self.disagreement >= EXPLAINED * self.ambiguity)
+        explained &= ~self._noise_found & self.often_undecided & (self.scarcity <= self.scarcity_limit)
+        return self._noise_found & (self.source >= self.source_limit) | explained
 
     @property
     def undecided(self) -> Tensor:
@@ -167,7 +175,9 @@ class Explanation(Shown):
         around, further = f"targets of examples like this one vary by {noise}", ""
         if self.classes:
             differ = percent(float(self.disagreement[number]))
-            around = f"two labels of examples like this one differ in {differ} of all pairs"
+            around = (
+                f"labels of examples like this one contradict each other as if two differed in {differ} of all pairs"
+            )
             limit = percent(self.disagreement_limit)
             if self.noise_limit != self.disagreement_limit:
                 noise = percent(float(self.noise[number]))
@@ -182,7 +192,11 @@ class Explanation(Shown):
             f"on); {as_unusual} ordinary training examples are as unusual"
         )
         if bool(self._noise_found[number] & ~self.noisy[number]):
-            words += "; beside training examples with noisy labels, its distance stands out more than these labels do"
+            words += (
+                "; beside its distance these labels stand out less than those of nine in ten examples with noisy ones"
+            )
+        if bool(self.noisy[number] & ~self._noise_found[number]):
+            words += "; the model itself is undecided, as it often is, and these labels explain it"
         if bool(self.rare[number]):
             words += "; hardly any training example has this label"
         if bool(self.undecided[number]):
@@ -285,6 +299,7 @@ def explain(
         scarcity_limit=calibration.scarcity_limit(level),
         source_limit=calibration.source_limit(level),
         ambiguity_limit=calibration.ambiguity_limit(level),
+        often_undecided=calibration.often_undecided,
         classes=calibration.classes,
         notes=calibration.notes,
     )
