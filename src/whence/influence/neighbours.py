@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
+from torch.utils.hooks import RemovableHandle
 
 from whence.data.batches import Inputs, take
 from whence.influence.classes import Codes, predicted_classes
@@ -62,31 +63,65 @@ BANDWIDTH_FACTOR, LEAST_BANDWIDTH = 3.0, 1e-4
 # need all of them.
 RANK = 128
 COMPARED_AT_ONCE = 2**24  # numbers (pairs of inputs and training examples) that are computed at once
-OUTPUTS = "outputs"
+OUTPUTS, EMBEDDINGS = "outputs", "embeddings"
 
 Layers = Mapping[str, Tensor]
 """The inputs (m, d) of layers by their names, the mean over positions; for trees, (m, trees) leaf numbers."""
 
 
+class LayerInputs:
+    """The inputs of layers while a model runs, and the outputs of its embeddings: of the first call and of the last.
+
+    A layer that is called several times, as for two inputs that are compared, sees something else each time.
+    """
+
+    def __init__(self, mask: Tensor | None) -> None:
+        self.mask = mask  # (m, positions) which positions count
+        self.given: dict[str, list[Tensor]] = {}
+        self.embedded: dict[str, list[Tensor]] = {}
+
+    def hooks(self, model: nn.Module, names: Sequence[str] | None) -> list[RemovableHandle]:
+        """Listen to the layers with a matrix of weights, or to those named."""
+        handles = []
+        for name, layer in model.named_modules():
+            if isinstance(layer, nn.Embedding):
+                handles.append(layer.register_forward_hook(partial(self._after, name)))
+            elif names is not None and name not in names:
+                continue
+            elif any(parameter.dim() > 1 for parameter in layer.parameters(recurse=False)):
+                handles.append(layer.register_forward_pre_hook(partial(self._before, name)))
+        return handles
+
+    def _before(self, name: str, layer: nn.Module, given: tuple[object, ...]) -> None:
+        self._keep(self.given, name, layer, given[0] if given else None)
+
+    def _after(self, name: str, layer: nn.Module, given: tuple[object, ...], output: object) -> None:
+        self._keep(self.embedded, name, layer, output)
+
+    def _keep(self, calls: dict[str, list[Tensor]], name: str, layer: nn.Module, values: object) -> None:
+        if isinstance(values, Tensor) and values.is_floating_point() and values.dim() > 1:
+            images = isinstance(layer, _ConvNd)
+            means = means_over_fields(values) if images else mean_over_positions(values, self.mask)
+            calls[name] = [*calls.get(name, [])[:1], means]
+
+    def layers(self, examples: int) -> Layers:
+        """Those whose first axis is that of the examples; without any, all embeddings together."""
+        given, embedded = (
+            {name: torch.cat(some, 1) for name, some in calls.items() if len(some[0]) == examples}
+            for calls in (self.given, self.embedded)
+        )
+        return given or ({EMBEDDINGS: torch.cat(list(embedded.values()), 1)} if embedded else {})
+
+
 def outputs_and_layers(fitted: Fitted, inputs: Inputs, names: Sequence[str] | None = None) -> tuple[Tensor, Layers]:
     """Outputs (m, ..., k) of the model for one batch, and the inputs of its layers: of those named, or of all.
 
-    Layers are modules with a matrix of weights. The outputs stand for a model without any.
+    The outputs stand for a model without any.
     """
     network = fitted.problem.network
     inputs = inputs.inputs if isinstance(inputs, OutputFunctional) else inputs
-    found: dict[str, Tensor] = {}
-
-    def keep(name: str, layer: nn.Module, given: tuple[object, ...]) -> None:
-        if given and isinstance(given[0], Tensor) and given[0].is_floating_point() and given[0].dim() > 1:
-            found[name] = means_over_fields(given[0]) if isinstance(layer, _ConvNd) else mean_over_positions(given[0])
-
-    hooks = [
-        layer.register_forward_pre_hook(partial(keep, name))
-        for name, layer in network.model.named_modules()
-        if any(parameter.dim() > 1 for parameter in layer.parameters(recurse=False))
-        and (names is None or name in names)
-    ]
+    seen = LayerInputs(inputs.get("attention_mask") if isinstance(inputs, Mapping) else None)
+    hooks = seen.hooks(network.model, names)
     try:
         with torch.no_grad():
             outputs = network.shaped(inputs)
@@ -97,19 +132,25 @@ def outputs_and_layers(fitted: Fitted, inputs: Inputs, names: Sequence[str] | No
         leaves = inputs["leaves"]
         trees = evenly_spaced(torch.arange(leaves.shape[1], device=leaves.device), MOST_TREES)
         return outputs, {"leaves": leaves[:, trees]}
-    layers = {name: given for name, given in found.items() if len(given) == len(outputs)}
-    return outputs, layers or {OUTPUTS: mean_over_positions(outputs)}
+    return outputs, seen.layers(len(outputs)) or {OUTPUTS: mean_over_positions(outputs)}
 
 
-def mean_over_positions(values: Tensor) -> Tensor:
-    """(m, d) means of values (m, ..., d) over all axes but the first and the last.
+def mean_over_positions(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(m, d) means of values (m, ..., d) over all axes but the first and the last; of those in a mask (m, positions).
 
     Examples:
         >>> mean_over_positions(torch.ones(2, 7, 5)).shape
         torch.Size([2, 5])
+        >>> mean_over_positions(torch.tensor([[[3.0], [5.0], [100.0]]]), torch.tensor([[1, 1, 0]]))
+        tensor([[4.]])
     """
-    found = values.flatten(1, -2).mean(1) if values.dim() > 2 else values
-    return found.to(torch.promote_types(found.dtype, torch.float32))
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
+    if values.dim() == 2:
+        return values
+    if mask is not None and mask.shape == values.shape[:2]:
+        weights = mask.to(values) / mask.sum(1, keepdim=True).clamp_min(1)
+        return torch.einsum("mt,mt...d->md", weights, values) / values[0, 0, ..., 0].numel()
+    return values.flatten(1, -2).mean(1)
 
 
 def means_over_fields(images: Tensor) -> Tensor:
@@ -176,7 +217,10 @@ class Whitening:
         return total, whitening(vectors @ solve_lower(torch.linalg.cholesky(scatter), eye).T)
 
     def __call__(self, given: Tensor) -> Tensor:
-        """(m, r) unit vectors of inputs (m, d) of the layer."""
+        """(m, r) unit vectors of inputs (m, d) of the layer; those of one call count for two where two were usual."""
+        width = len(self.center)
+        if given.shape[1] != width:
+            given = given.repeat(1, max(1, width // given.shape[1]))[:, :width]
         moved = (given - self.center) @ self.matrix
         if self.constant:
             moved = torch.cat([moved, moved.new_full((len(moved), 1), self.constant)], 1)
