@@ -184,12 +184,14 @@ class Explanation(Shown):
                 further = f"; with the model's own doubt, noise is {noise} (noisy from {percent(self.noise_limit)} on)"
         scarce_from = self.scarcity_limit * (BESIDE_NOISE if bool(self.noisy[number]) else 1.0)
         share = float(self.scarcity_p[number])
-        as_unusual = f"at most {percent(share)} of" if share < 0.5 else "most"
+        some = f"at most {percent(share)} of" if share < 0.5 else "most"
+        near = bool(self.scarcity[number] <= self.scarcity_limit)
+        so = "answered as ambiguously" if share <= 1.0 - self.level and near else "as unusual"
         words = (
             f"{around} (noisy from {limit} on, if chance alone does so in at most {percent(1.0 - self.level)} of "
             f"cases; here in {percent(float(self.noise_p[number]))}){further}; "
             f"its scarcity is {float(self.scarcity[number]):.2g} (1 is ordinary, scarce from {scarce_from:.2g} "
-            f"on); {as_unusual} ordinary training examples are as unusual"
+            f"on); {some} ordinary training examples are {so}"
         )
         if bool(self._noise_found[number] & ~self.noisy[number]):
             words += (
