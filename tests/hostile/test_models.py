@@ -135,6 +135,34 @@ def test_examples_that_mix() -> None:
         fit(AttentionAcross().double().eval(), [(tokens, inputs_and_targets()[1])])
 
 
+class Padded(nn.Module):
+    """Classes of words or of texts, with padding: outside of training, torch writes zeros there and skips work."""
+
+    def __init__(self, words: bool) -> None:
+        super().__init__()
+        self.words, self.table = words, nn.Embedding(9, 4, padding_idx=0)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True), 2)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.encoder(self.table(ids), src_key_padding_mask=ids == 0)
+        return self.head(hidden if self.words else hidden.mean(1))
+
+
+@pytest.mark.parametrize("words", [False, True])
+def test_padding_of_transformers_is_that_of_training(words: bool) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(1, 9, (12, 4))
+    ids[::2, 2:] = 0
+    labels = torch.randint(0, 3, (12, 4)).masked_fill(ids == 0, -100) if words else torch.arange(12) % 3
+    model = Padded(words).double().eval()
+    tracer = fit(model, [(ids, labels)], likelihood="categorical", structure="ekfac")
+    trained = model.train()(ids).detach()
+    model.eval()
+    torch.testing.assert_close(tracer.predict(ids).mean.reshape(trained.shape), trained, rtol=1e-9, atol=1e-9)
+    assert words or len(tracer.explain(ids)) == 12
+
+
 RETURNS: dict[str, tuple[Any, str]] = {
     "tuple": (lambda out: (out, out), "a tensor, or something with `logits`, got tuple in batch 0. Wrap the model"),
     "dict": (lambda out: {"prediction": out}, "got dict in batch 0"),

@@ -24,7 +24,7 @@ from whence.jacobian.functionals import OutputFunctional
 from whence.jacobian.rules.base import Arguments, Function, Intercept, Keywords, bind, substituted
 from whence.jacobian.rules.channels_last import fast_relu
 from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
-from whence.runtime.model_state import settings
+from whence.runtime.model_state import settings, training_path
 
 # Largest differences of outputs, relative to the largest output: between two calls (GPUs sum in any order), between an
 # example alone and in its batch, and between machines.
@@ -74,7 +74,7 @@ class Network:
         """Outputs (n, ..., k), with the axes of positions."""
         args, kwargs = arguments(inputs)
         try:
-            with self._kernels():
+            with self._kernels(), training_path():
                 outputs = self.model(*args, **kwargs)
         except torch.cuda.OutOfMemoryError:
             raise
@@ -511,7 +511,7 @@ def follow_own_loss(network: Network, batches: Batches, first: Batch, ignore_ind
 def _own_loss(network: Network, batch: Batch) -> float | None:
     """The mean loss that the model itself computes from labels; `None` if it does not."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), training_path():
             answer = network.model(**batch.inputs, labels=batch.targets)
     except Exception:  # a model that takes no labels, or not of this kind
         return None

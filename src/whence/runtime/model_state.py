@@ -172,15 +172,27 @@ def locked(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def plain_kernels() -> Iterator[None]:
     """Use kernels that support every kind of differentiation, without torch's warnings about them."""
-    fast = mha.get_fastpath_enabled()
     with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=Warning)
         warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-        mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            mha.set_fastpath_enabled(fast)
+        yield
+
+
+@contextmanager
+def training_path() -> Iterator[None]:
+    """Run `nn.TransformerEncoder` as in training: torch's fast path for inference writes zeros at padded positions.
+
+    Examples:
+        >>> with training_path():
+        ...     print(mha.get_fastpath_enabled())
+        False
+    """
+    fast = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        mha.set_fastpath_enabled(fast)
 
 
 @contextmanager
