@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import oracles
+import whence
 from capture_models import MODELS, prepared
 from capture_modules import WIDTH, Applied, Flat, small, tokens, vectors
 from capture_oracle import assert_captures, by_parameter, oracle, selected
@@ -137,6 +140,37 @@ def test_scripted_models_go_one_example_at_a_time() -> None:
     got = by_parameter(capture.run(inputs).tangents(cotangents))
     for name, expected in oracle(model, inputs, cotangents).items():
         torch.testing.assert_close(got[name], expected)
+
+
+LEFT: dict[str, tuple[Any, Any]] = {
+    "W @ x.T": (lambda x, w: (w @ x.T).T, vectors),
+    "mm": (lambda x, w: torch.mm(w, x.T).T, vectors),
+    "matmul": (lambda x, w: torch.matmul(w, x.permute(1, 2, 0)).permute(2, 0, 1), tokens),
+}
+
+
+@pytest.mark.parametrize("rows", [3, WIDTH])
+@pytest.mark.parametrize("way", LEFT)
+def test_examples_as_columns_behind_a_weight_on_the_left(way: str, rows: int) -> None:
+    """Also where as many examples, positions or outputs as rows or columns of the weight hide which axis is which."""
+    torch.manual_seed(0)
+    function, inputs = LEFT[way]
+    model = Applied(function, w=(rows, WIDTH)).double().eval()
+    for first in (2, 3, WIDTH):
+        capture = Capture(model, selected(model), example_inputs=inputs(first))
+        assert capture.fallback == {"w"}
+        for n in (3, WIDTH, 1):
+            assert_captures(capture, model, inputs(n))
+    x, y, points = inputs(20), torch.randn(20, 2, dtype=torch.float64), inputs(5)
+    f, tangents, _ = oracles.tangents_of(model, x)
+    residuals = y.numpy() - f
+    wanted = oracles.covariances(
+        oracles.tangents_of(model, points)[1], tangents, residuals, 0.3, sigma=oracles.noise_covariance(residuals)
+    )
+    predicted = whence.fit(model, [(x, y)], ridge=0.3, progress=False).predict(points)
+    for name in ("hec0", "hec3"):
+        found = predicted.covariance(name).numpy()
+        np.testing.assert_allclose(found, wanted[name], rtol=1e-6, atol=1e-8 * abs(wanted[name]).max(), err_msg=name)
 
 
 class Gated(nn.Module):

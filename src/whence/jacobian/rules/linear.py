@@ -28,9 +28,8 @@ class LinearUse(Use):
     joint: ClassVar[bool] = True
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
-        """All but the axis of features."""
-        last = len(shape) - 1
-        return (axis for axis in range(len(shape)) if axis != last - self.left)
+        """Those before the axis of features; behind it, for a weight on the left, examples would be columns."""
+        return range(len(shape) - 1 - self.left)
 
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
         """Views, unless a folded layout needs a copy."""
