@@ -152,6 +152,68 @@ def test_a_mean_over_tokens_is_counted_in_tokens(tmp_path: Path, kind: str) -> N
     assert tracer.ridge == pytest.approx(tokens * 0.01)
 
 
+def translator(kind: str) -> Any:
+    torch.manual_seed(0)
+    small = {"vocab_size": 20, "d_model": 8, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+    if kind == "T5":
+        config = transformers.T5Config(**small, d_kv=4, d_ff=8, num_layers=1, num_heads=2, attn_implementation="eager")
+        return transformers.T5ForConditionalGeneration(config).eval()
+    layers = {
+        f"{part}_{what}": 1 for part in ("encoder", "decoder") for what in ("layers", "attention_heads", "ffn_dim")
+    }
+    config = transformers.BartConfig(**small, **layers, max_position_embeddings=8)
+    return transformers.BartForConditionalGeneration(config).eval()
+
+
+def translated(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """A collator: labels are the text itself, and the end of it behind the padding."""
+    batch = following(rows)
+    return {**batch, "labels": nn.functional.pad(batch["labels"], (0, 1), value=1)}
+
+
+@pytest.mark.parametrize("kind", ["BART", "T5"])
+def test_translators_need_the_words_of_their_decoder(tmp_path: Path, kind: str) -> None:
+    """Labels are no inputs: without them BART would take the words of the source."""
+    data = Texts()
+    made = trainer(tmp_path, data)
+    made.model, made.data_collator = translator(kind), translated
+    rows = [data[at] for at in range(8)]
+    source = {key: value for key, value in translated(rows).items() if key != "labels"}
+    message = "expected decoder_input_ids .* got input_ids, attention_mask in .* DataCollatorForSeq2Seq"
+    with pytest.raises(whence.InputError, match=message):
+        fit_trainer(made, "categorical", structure="ekfac", progress=False)
+
+    def collated(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = translated(rows)
+        return {**batch, "decoder_input_ids": made.model.prepare_decoder_input_ids_from_labels(batch["labels"])}
+
+    loader = [collated(rows)]
+    for call in (whence.fit, whence.estimate):
+        with pytest.raises(whence.InputError, match="expected decoder_input_ids"):
+            call(made.model, [translated(rows)], "categorical", "ekfac")
+    tracer = whence.fit(made.model, loader, "categorical", "ekfac", progress=False)
+    assert "own loss" not in str(tracer.diagnostics), "the model's own loss is that of the labels as they stand"
+    with torch.no_grad():
+        logits = made.model(**loader[0]).logits
+    torch.testing.assert_close(tracer.predict(loader[0]).mean.float().flatten(), logits.amax(2).flatten())
+    with pytest.raises(whence.InputError, match="expected decoder_input_ids"):
+        tracer.predict(source)
+    made.data_collator = collated
+    again = fit_trainer(made, "categorical", structure="ekfac", progress=False, hessian_columns=2)
+    assert again.ridge == pytest.approx((sum(LENGTHS) + len(LENGTHS)) * 0.01)
+
+
+def test_classes_of_a_text_by_an_encoder_and_a_decoder_need_no_words() -> None:
+    """Such a model takes the source for its decoder in training, too."""
+    config = translator("BART").config
+    config.num_labels = 3
+    model = transformers.BartForSequenceClassification(config).eval()
+    ids = torch.randint(2, 20, (8, 4))
+    ids[:, -1] = 1
+    data = {"input_ids": ids, "labels": torch.arange(8) % 3}
+    assert len(whence.fit(model, [data], "categorical", "ekfac", progress=False).predict({"input_ids": ids})) == 8
+
+
 def test_what_is_missing_is_asked_for(tmp_path: Path) -> None:
     made = trainer(tmp_path, Texts(), decay=0.0, num_labels=2)
     made.train_dataset = None

@@ -73,6 +73,8 @@ class Network:
     def shaped(self, inputs: Inputs, where: str = "this batch") -> Tensor:
         """Outputs (n, ..., k), with the axes of positions."""
         args, kwargs = arguments(inputs)
+        if hasattr(self.model, "prepare_decoder_input_ids_from_labels") and len(args) < 3:
+            _require_decoder_inputs(kwargs, where)
         try:
             with self._kernels(), training_path():
                 outputs = self.model(*args, **kwargs)
@@ -228,6 +230,18 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, (tuple, list)):
         return tuple(inputs), {}
     return (inputs,), {}
+
+
+def _require_decoder_inputs(given: Mapping[str, Any], where: str) -> None:
+    """Raise without the decoder's words: a model of transformers takes them from labels, else from the source."""
+    if not given.keys() & {"decoder_input_ids", "decoder_inputs_embeds"}:
+        raise InputError(
+            "expected decoder_input_ids among the inputs of an encoder-decoder model, got "
+            f"{listing([*given]) or 'no names'} in {where}. In training the model makes them from the labels, which "
+            "are no inputs here. Add them to every batch, also of inputs to predict: by "
+            "DataCollatorForSeq2Seq(tokenizer, model=model), or by "
+            'batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"]).'
+        )
 
 
 def as_outputs(outputs: Any, n: int, where: str) -> Tensor:
