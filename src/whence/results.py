@@ -328,8 +328,11 @@ def _missing(values: Tensor) -> float:
 
 
 def without_padding(u: Uncertainty, inputs: Mapping[str, Any]) -> Uncertainty:
-    """Set positions marked as padding in the inputs' "attention_mask" to NaN, or to -1 for positions of outputs."""
-    mask = inputs.get("attention_mask")
+    """Set positions that the inputs' mask of attention marks as padding to NaN, or to -1 for positions of outputs.
+
+    Outputs of an encoder-decoder model are at the positions of its decoder, which has its own mask.
+    """
+    mask = inputs.get("decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask")
     shape = u.mean.shape[:-1]
     if not isinstance(mask, Tensor) or mask.shape != shape or len(shape) == 1:
         return u

@@ -203,6 +203,19 @@ def test_translators_need_the_words_of_their_decoder(tmp_path: Path, kind: str) 
     assert again.ridge == pytest.approx((sum(LENGTHS) + len(LENGTHS)) * 0.01)
 
 
+def test_padding_of_predictions_is_that_of_the_decoder() -> None:
+    """Source and answer happen to have as many positions: the source's padding says nothing about the answer's."""
+    model, texts = translator("BART"), Texts()
+    batch = following([texts[at] for at in range(8)])
+    batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    tracer = whence.fit(model, [batch], "categorical", "ekfac", progress=False)
+    assert not bool(tracer.predict(batch).hec3.isnan().any())
+    mask = torch.ones_like(batch["decoder_input_ids"])
+    mask[0, 4:] = 0
+    padded = tracer.predict({**batch, "decoder_attention_mask": mask}).hec3.isnan()
+    assert torch.equal(padded.reshape(mask.shape), mask == 0)
+
+
 def test_classes_of_a_text_by_an_encoder_and_a_decoder_need_no_words() -> None:
     """Such a model takes the source for its decoder in training, too."""
     config = translator("BART").config
