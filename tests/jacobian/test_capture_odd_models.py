@@ -62,7 +62,7 @@ class DataDependent(nn.Module):
         self.linear = nn.Linear(2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = [torch.einsum("d,de->e", row * (2 if float(row.sum()) > 0 else 1), self.weight) for row in x]
+        rows = [torch.einsum("d,de->e", row * (2 if float(row.detach().sum()) > 0 else 1), self.weight) for row in x]
         return self.linear(torch.stack(rows))
 
 
@@ -71,6 +71,29 @@ def test_examples_one_at_a_time_where_vmap_cannot_follow() -> None:
     capture = Capture(model, selected(model), example_inputs=vectors(5))
     assert set(capture.fallback) == {"weight"}
     assert any("one example at a time" in note for note in capture.notes)
+    assert_captures(capture, model, vectors(3))
+
+
+class Skipping(DataDependent):
+    """As masks of Hugging Face's models: left out, and a parameter used in another way, where nothing is masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = bool((x > 0).all())
+        return super().forward(torch.einsum("ni,oi->no", x, self.inner.weight) if whole else self.inner(x))
+
+
+@pytest.mark.parametrize("whole", [[0], [1, 2], [0, 1, 2, 3, 4]])
+def test_examples_that_take_another_path_alone_than_together(whole: list[int]) -> None:
+    torch.manual_seed(0)
+    model, inputs = Skipping().double(), -vectors(5).abs()
+    inputs[whole] *= -1
+    capture = Capture(model, selected(model), example_inputs=inputs)
+    assert capture.fallback == {"weight", "inner.weight"}
+    assert_captures(capture, model, inputs)
     assert_captures(capture, model, vectors(3))
 
 

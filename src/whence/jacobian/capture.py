@@ -225,11 +225,18 @@ class Capture:
 
     def _run_one_by_one(self, inputs: Inputs, why: str = "") -> CapturedOneByOne:
         """Run the examples of this batch, and of all later ones, one at a time."""
-        if why:
-            self._one_by_one = self._fixed = True  # single examples may not use every parameter
-            self._notes.append(f"one example at a time: {why}")
         n = batch_size(inputs, "this batch")
-        each = [self.run(take(inputs, slice(at, at + 1))) for at in range(n)]
+        singles = [take(inputs, slice(at, at + 1)) for at in range(n)]
+        if why:
+            self._one_by_one = True
+            self._notes.append(f"one example at a time: {why}")
+            if not self._fixed:  # alone, examples may use parameters in other ways than together
+                for one in singles:
+                    self.run(one)
+                self.forms = self.forms_on(inputs)
+                self.blocks = make_blocks(self.forms, self._parameters)
+            self._fixed = True  # single examples may not use every parameter
+        each = [self.run(one) for one in singles]
         return CapturedOneByOne([one for one in each if isinstance(one, Captured)])
 
     # --- Verification -------------------------------------------------------------------------------------------------
