@@ -327,12 +327,14 @@ def _missing(values: Tensor) -> float:
     return float("nan") if values.is_floating_point() else -1
 
 
-def without_padding(u: Uncertainty, inputs: Mapping[str, Any]) -> Uncertainty:
-    """Set positions that the inputs' mask of attention marks as padding to NaN, or to -1 for positions of outputs.
+def mask_of_outputs(inputs: Mapping[str, Any]) -> Any:
+    """The mask of attention at the positions of the outputs, if any: an encoder-decoder model has its decoder's."""
+    return inputs.get("decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask")
 
-    Outputs of an encoder-decoder model are at the positions of its decoder, which has its own mask.
-    """
-    mask = inputs.get("decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask")
+
+def without_padding(u: Uncertainty, inputs: Mapping[str, Any]) -> Uncertainty:
+    """Set positions that the inputs' mask of attention marks as padding to NaN, or to -1 for positions of outputs."""
+    mask = mask_of_outputs(inputs)
     shape = u.mean.shape[:-1]
     if not isinstance(mask, Tensor) or mask.shape != shape or len(shape) == 1:
         return u

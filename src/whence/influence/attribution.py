@@ -31,7 +31,7 @@ from whence.influence.fitted import (
 from whence.jacobian.functionals import OutputMixtures, SelectedOutputs
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest
-from whence.results import frame
+from whence.results import frame, mask_of_outputs
 
 if TYPE_CHECKING:
     import pandas
@@ -250,7 +250,7 @@ def attribute_positions(fitted: Fitted, x: Any, top: int, matrix: bool, position
             where.append(torch.cartesian_prod(torch.arange(m, device=some.device), some))
         places = torch.cat(where)
         order = places[:, 0].argsort(stable=True)
-        mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+        mask = mask_of_outputs(inputs) if isinstance(inputs, Mapping) else None
         if isinstance(mask, Tensor) and mask.ndim == 2:
             order = order[mask[places[order, 0], places[order, 1]] != 0]
         return combine([join_batches(found)], lambda values: values[0][order]), places[order], m
