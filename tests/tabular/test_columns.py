@@ -146,6 +146,19 @@ def test_place_in_the_year_is_a_circle() -> None:
     assert wave["when cos 365.243 days"] == pytest.approx(math.cos(turn))
 
 
+@pytest.mark.parametrize("far", ["9999-12-31", "4711-10"])
+def test_dates_that_nanoseconds_cannot_hold(far: str) -> None:
+    column, _ = detected("until", cells(*["2020-01-31", "2021-12-01", "2023-05-05"] * 5, far))
+    assert isinstance(column, Numeric)
+    assert column.kind == "date"
+    days = column.parse(cells(far, "2020-01-31"))
+    since = (np.datetime64(far, "D") - np.datetime64("1970-01-01")).astype(float)
+    assert days[0] == since or np.isnan(days[0])  # pandas 2 reads no dates after 2262
+    assert days[1] == 18_292
+    assert np.isfinite(column.encode(cells(far))).all()
+    assert column.display(cells("2020-01-31", far))[1] == np.datetime64(far, "s") or np.isnan(days[0])
+
+
 def test_day_or_month_first_is_noted_where_both_would_do() -> None:
     _, notes = detected("when", cells(*["01/02/2020", "03/04/2021", "05/06/2022"] * 3))
     assert "month/day was used" in notes[0]

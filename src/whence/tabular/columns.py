@@ -83,7 +83,8 @@ def parse_dates(cells: pandas.Series, format_: str) -> Any:
         [2.0, 0.5, nan]
     """
     parsed = pandas.to_datetime(cells, format=format_, errors="coerce", utc=True)
-    return ((parsed - pandas.Timestamp(0, tz="UTC")) / pandas.Timedelta(days=1)).to_numpy(dtype=numpy.float64)
+    start = pandas.Timestamp("1970-01-01", tz="UTC")  # not in nanoseconds, as 0 is: these end in the year 2262
+    return ((parsed - start) / pandas.Timedelta(days=1)).to_numpy(dtype=numpy.float64)
 
 
 def guess_date_format(cells: pandas.Series) -> str | None:
