@@ -20,7 +20,10 @@ from whence.display import percent
 STYLES: dict[str, tuple[str, dict[int, int | None]]] = {
     "decimal point": (r"(?!)", {}),
     "thousands separator": (r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", {ord(","): None}),
-    "decimal comma": (r"[+-]?([1-9]\d{0,2}(\.\d{3})+(,\d*)?|\d+,\d*)", {ord("."): None, ord(","): ord(".")}),
+    "decimal comma": (
+        r"[+-]?([1-9]\d{0,2}(\.\d{3})+(,\d*)?|\d+,\d*([eE][+-]?\d+)?)",
+        {ord("."): None, ord(","): ord(".")},
+    ),
 }
 LARGEST = 1e100  # numbers beyond this count as text: their squares could not be computed
 DAYS = ("%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d.%m.%Y", "%d-%m-%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y")
