@@ -161,3 +161,23 @@ def test_parquet_reads_like_csv(tmp_path: Path) -> None:
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(InputError, match="which cannot be read"):
         read_table(tmp_path / "broken.parquet", 0)
+
+
+def test_an_index_with_a_name_is_a_column_of_a_parquet_file(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame({"n": ["1", "2"]})
+    path = tmp_path / "t.parquet"
+    for index, columns in (
+        (pandas.Index(["Ulm", "Bonn"], name="town"), {"town": ["Ulm", "Bonn"]}),
+        (
+            pandas.MultiIndex.from_arrays([["x", "y"], ["3", "4"]], names=["part", "number"]),
+            {"part": ["x", "y"], "number": ["3", "4"]},
+        ),
+        (pandas.Index(["Ulm", "Bonn"]), {}),
+        (pandas.Index(["Ulm", "Bonn"], name="n"), {}),  # the column keeps its name
+    ):
+        frame.set_index(index).to_parquet(path)
+        table = read_table(path, 0)
+        assert table.frame.to_dict("list") == {**columns, "n": ["1", "2"]}
+        assert table.frame.index.tolist() == [1, 2]

@@ -254,5 +254,11 @@ def _open_parquet(path: Path) -> OpenFile:
         words = "expected pyarrow for a parquet file. Install it: pip install 'whence[table]', or save it as CSV."
         raise ModuleNotFoundError(words, name="pyarrow") from error
     file = parquet.ParquetFile(path)
-    batches = file.iter_batches(batch_size=CHUNK)
-    return OpenFile((batch.to_pandas(integer_object_nulls=True) for batch in batches), float(file.metadata.num_rows))
+
+    def chunks() -> Iterator[pandas.DataFrame]:
+        for batch in file.iter_batches(batch_size=CHUNK):
+            frame = batch.to_pandas(integer_object_nulls=True)
+            named = [name for name in frame.index.names if name is not None and name not in frame.columns]
+            yield frame.reset_index(named)  # an index with a name is a column like others
+
+    return OpenFile(chunks(), float(file.metadata.num_rows))
