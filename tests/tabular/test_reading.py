@@ -11,7 +11,7 @@ import torch
 
 from whence.errors import InputError, TooLargeError
 from whence.runtime.memory import free_memory
-from whence.tabular.files import read_table
+from whence.tabular.files import read_table, write_corrected
 
 
 def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
@@ -107,6 +107,17 @@ def test_file_that_does_not_exist(tmp_path: Path) -> None:
 def test_short_rows_have_missing_cells(tmp_path: Path) -> None:
     table = read_table(written(tmp_path / "t.csv", "a,b\n1,2\n3\n"), 0)
     assert table.frame.fillna("").to_dict("list") == {"a": ["1", "3"], "b": ["2", ""]}
+
+
+def test_answers_to_short_rows_get_their_delimiters(tmp_path: Path) -> None:
+    lines = ["a;b;y", "1;2;x", "3;4", "5", '"6;7"; 8 ', "9;10;", "11;12;z"]
+    table = read_table(written(tmp_path / "t.csv", "\n".join(lines)), 0, delimiter=";")
+    answers = ["red", "blue", "a;b", "green"]
+    write_corrected(tmp_path / "clean.csv", table, table.frame["y"].loc[2:5].fillna(dict(enumerate(answers, 2))))
+    lines[2:6] = ["3;4;red", "5;;blue", '"6;7"; 8 ;"a;b"', "9;10;green"]
+    assert (tmp_path / "clean.csv").read_text() == "\n".join(lines)
+    again = read_table(tmp_path / "clean.csv", 0, delimiter=";").frame
+    assert again["y"].tolist() == ["x", *answers, "z"]
 
 
 def test_sample_is_uniform_and_bounded(tmp_path: Path) -> None:

@@ -86,13 +86,14 @@ def write_corrected(path: Path, table: TextTable, cells: pandas.Series) -> None:
     place, pieces, end, replaced = table.frame.columns.get_loc(name), [], 0, dict[int, str]()
     for row, record in enumerate(_records(text, delimiter)):
         if row in cells.index:  # row 0 has the names of the columns
-            start, stop = record[place]
+            lacking = delimiter * (place + 1 - len(record))  # of a line that ends before the column
+            start, stop = (record[-1][1],) * 2 if lacking else record[place]
             cell, before = cells[row], text[start:stop].strip()
             quoted = before.startswith('"')
             replaced[row] = before[1:-1].replace('""', '"') if quoted else before
             if quoted or delimiter in cell or '"' in cell:
                 cell = '"' + cell.replace('"', '""') + '"'
-            pieces += [text[end:start], cell]
+            pieces += [text[end:start], lacking, cell]
             end = stop
     if not as_text(cells.to_frame().assign(**{name: cells.index.map(replaced)})).equals(
         table.frame.loc[cells.index, [name]]
