@@ -89,6 +89,19 @@ def test_an_amount_that_is_called_an_index_is_no_id() -> None:
     assert not [note for note in prepared(given).notes if "looks like an id" in note]
 
 
+@pytest.mark.parametrize(("delimiter", "style"), [(",", "thousands separator"), (";", "decimal comma")])
+def test_amounts_and_inputs_that_can_be_read_either_way_follow_the_file(delimiter: str, style: str) -> None:
+    draw = np.random.default_rng(0)
+    either = {name: [f"{value:.3f}".replace(".", ",") for value in draw.uniform(1, 9, 100)] for name in ("a", "y")}
+    found = prepared(either, delimiter=delimiter)
+    assert found.model.target.style == style
+    assert f"read with a {style}: 'a'" in found.notes
+    assert f"'y' was read with a {style}" in found.notes
+    told = prepared(either | {"b": [f"{value:.2f}".replace(".", ",") for value in draw.normal(size=100)]})
+    assert "read with a decimal comma: 'a', 'b'" in told.notes
+    assert np.nanmax(told.values) < 9
+
+
 def test_too_few_groups_are_refused() -> None:
     with pytest.raises(InputError, match=r"at least 8 groups .* got 3"):
         split_rows(np.arange(60.0), Target("y", "regression"), 0.2, 0, pd.Series(np.arange(60) % 3))

@@ -18,6 +18,7 @@ from whence.tabular.columns import (
     Numeric,
     column_from_json,
     detect_column,
+    guess_comma,
     guess_style,
 )
 from whence.tabular.files import as_text
@@ -81,6 +82,28 @@ def test_missing_values_where_training_had_none_are_filled() -> None:
 )
 def test_numbers_in_other_spellings(spelling: list[str], values: list[float]) -> None:
     np.testing.assert_array_equal(guess_style(cells(*spelling))[1], values)
+
+
+@pytest.mark.parametrize(
+    ("other", "delimiter", "found"),
+    [
+        (["1,5", "2,25"], ",", "decimal comma"),
+        (["1,234.5", "1,234,567"], ";", "thousands separator"),
+        (["7", "a, b"], ",", "thousands separator"),
+        (["7", "a, b"], ";", "decimal comma"),
+    ],
+)
+def test_numbers_that_can_be_read_either_way_follow_the_other_columns(
+    other: list[str], delimiter: str, found: str
+) -> None:
+    either = cells("4,812", "3,907")
+    comma = guess_comma(pd.DataFrame({"either": either, "other": cells(*other)}), delimiter)
+    assert comma == found
+    style, values = guess_style(either, comma)
+    assert style == found
+    assert values.tolist() == ([4.812, 3.907] if found == "decimal comma" else [4812, 3907])
+    assert guess_style(cells("1,5", "2,25"), comma)[0] == "decimal comma"
+    assert guess_style(cells("1", "2.5"), comma)[0] == "decimal point"
 
 
 def test_mostly_numbers_with_some_text_are_numbers_with_gaps() -> None:

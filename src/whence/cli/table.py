@@ -19,7 +19,7 @@ from whence.cli.console import Output, figure, stop
 from whence.display import count, cut, number, percent
 from whence.errors import TargetError
 from whence.runtime.execution import Progress
-from whence.tabular.columns import ExcludedColumn, detect_column
+from whence.tabular.columns import ExcludedColumn, detect_column, guess_comma
 from whence.tabular.files import TextTable, read_table, write_corrected, write_csv
 from whence.tabular.fitted import FittedTable, Prepared, fit_table, prepare, save_table
 from whence.tabular.labels import (
@@ -113,7 +113,9 @@ def table(
     if target is None:
         _list_columns(output, data, read, {"--export": export, "--import": answers, "--save": save})
         return
-    prepared = prepare(read.frame, target, task, ignore or (), groups, test=held_out, width=width, seed=seed)
+    prepared = prepare(
+        read.frame, target, task, ignore or (), groups, test=held_out, width=width, seed=seed, delimiter=read.delimiter
+    )
     given, unanswered = (None, 0) if answers is None else read_answers(answers, prepared)
     if corrected is not None and len(read.frame) < read.total:
         stop(f"expected all {read.total:,} rows for --corrected, got {len(read.frame):,} of them. Pass --rows 0.")
@@ -164,11 +166,11 @@ def _list_columns(output: Output, data: Path, read: TextTable, files: dict[str, 
     """
     if needing := [name for name, file in files.items() if file is not None]:
         stop(f"expected --target with {', '.join(needing)}, got none. Without these, the columns are listed.")
-    notes, columns = list(read.notes), []
+    notes, columns, comma = list(read.notes), [], guess_comma(read.frame, read.delimiter)
     for name, cells in read.frame.items():
-        found = detect_column(cells, notes)
+        found = detect_column(cells, notes, comma)
         try:
-            classes = detect_target(cells, None, []).classes
+            classes = detect_target(cells, None, [], comma).classes
             predicted = count(len(classes), "class", "classes") if classes else "amounts"
         except TargetError:
             predicted = None

@@ -70,11 +70,34 @@ def parse_numbers(cells: pandas.Series, style: str) -> Any:
     return numpy.where(numpy.abs(values) <= LARGEST, values, numpy.nan)
 
 
-def guess_style(cells: pandas.Series) -> tuple[str, Any]:
-    """The spelling of numbers that reads most cells, the first of equals, and the values."""
-    read = {style: parse_numbers(cells, style) for style in STYLES}
-    best = max(STYLES, key=lambda style: numpy.isfinite(read[style]).sum())
+def guess_style(cells: pandas.Series, comma: str = "thousands separator") -> tuple[str, Any]:
+    """The spelling of numbers that reads most cells, and the values; of equals a decimal point, then `comma`."""
+    read = {style: parse_numbers(cells, style) for style in ("decimal point", comma, *STYLES)}
+    best = max(read, key=lambda style: numpy.isfinite(read[style]).sum())
     return best, read[best]
+
+
+def guess_comma(frame: pandas.DataFrame, delimiter: str | None = None) -> str:
+    """What commas mean in columns that can be read either way, such as 4,812: the same as in most other columns.
+
+    If these do not tell, decimal commas in a file with semicolons between cells, which leave the comma free.
+
+    Examples:
+        >>> import pandas
+        >>> guess_comma(pandas.DataFrame({"width": ["4,812", "3,907"], "height": ["1,5", "2,25"]}))
+        'decimal comma'
+    """
+    more = 0  # how many more columns have decimal commas than thousands separators
+    for name in frame:
+        filled = frame[name].dropna()
+        if filled.str.contains(",", regex=False).any():
+            decimal, thousands = (
+                numpy.isfinite(parse_numbers(filled, style)).mean()
+                for style in ("decimal comma", "thousands separator")
+            )
+            if max(decimal, thousands) >= MOSTLY:
+                more += int(numpy.sign(decimal - thousands))
+    return "decimal comma" if more > 0 or (more == 0 and delimiter == ";") else "thousands separator"
 
 
 def parse_dates(cells: pandas.Series, format_: str) -> Any:
@@ -237,10 +260,12 @@ class ExcludedColumn:
     identifier: bool = False
 
 
-def detect_column(cells: pandas.Series, notes: list[str]) -> Column | ExcludedColumn:
+def detect_column(
+    cells: pandas.Series, notes: list[str], comma: str = "thousands separator"
+) -> Column | ExcludedColumn:
     """Detect what a column holds from the text of the training rows; guesses and repairs are noted.
 
-    The index of the cells are the numbers of the rows in the file.
+    The index of the cells are the numbers of the rows in the file. `comma` is what `guess_comma` found in the table.
     """
     name, filled = str(cells.name), cells.dropna()
     missing, different = 1 - len(filled) / len(cells), filled.nunique()
@@ -248,7 +273,7 @@ def detect_column(cells: pandas.Series, notes: list[str]) -> Column | ExcludedCo
         return ExcludedColumn(name, f"no value in {percent(missing)} of the rows")
     if different == 1 and not missing:
         return ExcludedColumn(name, f"the same value in all rows ({examples(filled)})")
-    style, values = guess_style(filled)
+    style, values = guess_style(filled, comma)
     readable = numpy.isfinite(values)
     if readable.mean() >= MOSTLY:
         if readable.all() and _numbers_the_rows(name, values, filled.index.to_numpy()):

@@ -30,6 +30,7 @@ from whence.tabular.columns import (
     column_from_json,
     detect_column,
     examples,
+    guess_comma,
     leave_out_copies,
     repeats_as_id,
 )
@@ -199,11 +200,12 @@ def prepare(
     test: float = 0.2,
     width: int | None = None,
     seed: int = 0,
+    delimiter: str | None = None,
 ) -> Prepared:
     """Detect the target and the columns, and split the rows. All problems with a table are found here.
 
     The task and the width of the hidden layers are guessed if `None`. `test` is the share of held-out rows. Rows with
-    the same value in the column `groups` are held out together.
+    the same value in the column `groups` are held out together. `delimiter` is that of the file.
     """
     names, notes = list(frame.columns), list[str]()
     left_out = {find_column(one, names): "by --ignore" for one in ignore}
@@ -213,7 +215,8 @@ def prepare(
             f"rows with the same {groups!r} are held out together, in testing, validation and the calibration of "
             "intervals; Ho, HeC3 and doubts leave out single rows"
         )
-    detected = detect_target(frame[find_column(target, names)], task, notes)
+    comma = guess_comma(frame, delimiter)
+    detected = detect_target(frame[find_column(target, names)], task, notes, comma)
     values = detected.parse(frame[target])
     split = split_rows(values, detected, test, seed, None if groups is None else frame[groups])
     rows = frame.iloc[split.train]
@@ -228,7 +231,7 @@ def prepare(
     found = [
         ExcludedColumn(name, left_out[name])
         if name in left_out
-        else detect_column(rows[name], [] if name == target else notes)
+        else detect_column(rows[name], [] if name == target else notes, comma)
         for name in names
     ]
     found = leave_out_copies(found, rows, target)

@@ -99,14 +99,19 @@ def find_column(name: str, names: list[str]) -> str:
     return name
 
 
-def detect_target(cells: pandas.Series, task: Task | None, notes: list[str]) -> Target:
-    """Detect whether the target is a number or a class, from all cells with a value; guesses are noted."""
+def detect_target(
+    cells: pandas.Series, task: Task | None, notes: list[str], comma: str = "thousands separator"
+) -> Target:
+    """Detect whether the target is a number or a class, from all cells with a value; guesses are noted.
+
+    `comma` is what `guess_comma` found in the table.
+    """
     name, filled = str(cells.name), cells.dropna()
     if len(filled) < MIN_ROWS:
         raise TargetError(
             f"expected at least {MIN_ROWS} rows with a value of {name!r}, to train and test a model, got {len(filled)}."
         )
-    style, values = guess_style(filled)
+    style, values = guess_style(filled, comma)
     unreadable = numpy.isnan(values)
     if (task or _guess_task(name, values, unreadable, notes)) == "classification":
         return Target(name, "classification", _classes(name, filled))
