@@ -62,6 +62,24 @@ def test_equal_numbers_are_one_class() -> None:
     assert detected(cells(*["1", "1.0", "0", "0.0"] * 5))[0].classes == ("0", "1")
 
 
+def test_classes_are_spelled_as_in_the_file() -> None:
+    target, _ = detected(cells(*["00501", "10001", "02134"] * 10, "501", "2134.0"), "classification")
+    assert target.classes == ("00501", "02134", "10001")
+    assert target.parse(cells("00501", "501", "501.0", "2134", "10001", "")).tolist()[:5] == [0, 0, 0, 1, 2]
+    assert target.spelled(cells("501", "02134", "10001.0")).tolist() == ["00501", "02134", "10001"]
+    assert detected(cells(*["-1.0", "1.0"] * 10))[0].classes == ("-1.0", "1.0")
+    assert detected(cells(*["1.0", "1", "1", "0"] * 10))[0].classes == ("0", "1")
+
+
+def test_whole_numbers_that_double_precision_merges_are_different_classes() -> None:
+    large = ["100000000000000001", "100000000000000002"]
+    target, _ = detected(cells(*large * 10, *["x"] * 10), "classification")
+    assert target.classes == (*large, "x")
+    assert target.parse(cells(*large)).tolist() == [0, 1]
+    with pytest.raises(TargetError, match="codes, pass --task classification"):
+        detected(cells(*large * 10))
+
+
 @pytest.mark.parametrize(
     ("values", "task", "message"),
     [

@@ -51,3 +51,10 @@ def test_answers_change_labels_and_nothing_else(fitted: tuple[Prepared, FittedTa
     assert set(after.split.train) == {*ready.split.train, 2}
     assert set(after.split.unlabelled) == {0, 1, 3, 4, 5}
     assert ready.frame["y"].isna().iloc[2]
+
+
+def test_answers_name_classes_as_the_table_spells_them() -> None:
+    frame = pd.DataFrame({"x": np.arange(40) % 7, "y": ["00501", "10001"] * 20}, index=np.arange(40) + 1)
+    after = labels.apply_answers(prepare(as_text(frame), "y", "classification"), pd.Series({2: "501", 4: "00501"}))
+    assert after.frame["y"].iloc[:5].tolist() == ["00501"] * 5
+    assert set(after.frame["y"]) == {"00501", "10001"}

@@ -30,7 +30,7 @@ class Target:
 
     name: str  # of the column
     task: Task  # regression or classification
-    classes: tuple[str, ...] = ()  # in the order of the network's outputs; none for regression
+    classes: tuple[str, ...] = ()  # as spelled in the file, in the order of the outputs; none for regression
     style: str = "decimal point"  # spelling of the numbers
     shift: float = 0.0  # mean of the training targets; zero for classes
     scale: float = 1.0  # their standard deviation; one for classes
@@ -51,8 +51,8 @@ class Target:
         """(m,) numbers, or indices of classes; NaN for missing values and unseen classes."""
         if self.task == "regression":
             return parse_numbers(cells, self.style)
-        indices = {name: float(index) for index, name in enumerate(self.classes)}
-        return class_names(cells).map(indices).to_numpy(dtype=numpy.float64, copy=True)
+        indices = {key: float(index) for index, key in enumerate(class_keys(pandas.Series(self.classes)))}
+        return class_keys(cells).map(indices).to_numpy(dtype=numpy.float64, copy=True)
 
     def spell(self, value: float, digits: int = 15) -> str:
         """A value as a cell of the column: the name of a class, or a number with the decimal mark of the column.
@@ -76,19 +76,21 @@ class Target:
         return answers.where(~other, [self.spell(value) for value in values])
 
 
-def class_names(cells: pandas.Series) -> pandas.Series:
-    """The class that each cell names; equal numbers are one class.
+def class_keys(cells: pandas.Series) -> pandas.Series:
+    """What two cells of the same class have in common: equal whole numbers are one class, however they are spelled.
+
+    Numbers from 2**53 on are told apart by their text, since different ones are the same in double precision.
 
     Examples:
         >>> import pandas
-        >>> class_names(pandas.Series(["1", "1.0", "red"])).tolist()
-        ['1', '1', 'red']
+        >>> class_keys(pandas.Series(["1", "01.0", "red", "9007199254740993"])).tolist()
+        ['1', '1', 'red', '9007199254740993']
     """
     values = parse_numbers(cells, "decimal point")
-    whole = values % 1 == 0
-    names = cells.astype(object)
-    names[whole] = [str(int(value)) for value in values[whole]]
-    return names
+    whole = (values % 1 == 0) & (numpy.abs(values) < 2**53)
+    keys = cells.astype(object)
+    keys[whole] = [str(int(value)) for value in values[whole]]
+    return keys
 
 
 def find_column(name: str, names: list[str]) -> str:
@@ -124,7 +126,8 @@ def detect_target(
     if not (values.std() > SMALLEST and largest < LARGEST):
         raise TargetError(
             f"expected a target that varies by at least {SMALLEST:g}, with values up to {LARGEST:g}, got {name!r} with "
-            f"a standard deviation of {values.std():.3g} and values up to {largest:.3g}. Multiply it by a power of ten."
+            f"a standard deviation of {values.std():.3g} and values up to {largest:.3g}. Multiply it by a power of "
+            "ten; if its values are codes, pass --task classification."
         )
     if style != "decimal point":
         notes.append(f"{name!r} was read with a {style}")
@@ -150,7 +153,9 @@ def _guess_task(name: str, values: Any, unreadable: Any, notes: list[str]) -> Ta
 
 
 def _classes(name: str, filled: pandas.Series) -> tuple[str, ...]:
-    counts = class_names(filled).value_counts()
+    spellings = filled.value_counts().sort_index().sort_values(ascending=False, kind="stable")
+    keys = class_keys(spellings.index.to_series())
+    counts = spellings.groupby(keys).transform("sum")[~keys.duplicated()]  # by the most frequent spelling of each class
     rare = counts.index[counts < MIN_CLASS_ROWS]
     if not 2 <= len(counts) <= MAX_CLASSES or len(rare):
         few = (
