@@ -467,6 +467,18 @@ def test_targets_that_cannot_be_read_are_noted(regression: Run, tmp_path: Path) 
     assert "'price' holds text that is not a number in 1 of 5 rows, such as 'dear'" in found["notes"]
 
 
+def test_classes_that_are_read_as_no_label_are_noted(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=60)
+    columns = {"x": x, "y": np.where(x > 0.5, "None", np.where(x > 0, "mild", "severe"))}
+    files = ("--csv", tmp_path / "r.csv", "--save", tmp_path / "s")
+    result = call("table", write(tmp_path / "t.csv", columns), "-t", "y", *SMALL_NETWORK, *files)
+    assert result.exit_code == 0, result.output
+    told = f"'None' in {(x > 0.5).sum()} rows of 'y' was read as no label"
+    assert [note for note in json.loads(result.stdout)["notes"] if told in note]
+    result = call("predict", tmp_path / "s", tmp_path / "t.csv", "-q", "--csv", tmp_path / "p.csv")
+    assert told in " ".join(result.output.split())
+
+
 def test_report_of_trees(trees: Run, tmp_path: Path) -> None:
     page = (trees.folder / "report.html").read_text(encoding="utf-8")
     coverage = trees.content["scores"]["coverage"]["value"]

@@ -11,7 +11,7 @@ import torch
 
 from whence.errors import InputError, TooLargeError
 from whence.runtime.memory import free_memory
-from whence.tabular.files import read_table, write_corrected
+from whence.tabular.files import MISSING, read_table, write_corrected
 
 
 def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
@@ -109,6 +109,21 @@ def test_short_rows_have_missing_cells(tmp_path: Path) -> None:
     assert table.frame.fillna("").to_dict("list") == {"a": ["1", "3"], "b": ["2", ""]}
 
 
+def test_texts_that_are_read_as_no_label_are_told(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path / "t.csv", "a,y\n-,mild\n1, none\n2,none\n3,NA\n4,\n5,mild\n"), 0)
+    assert table.missing_labels("y") == [
+        "'none' in 2 rows of 'y' was read as no label; if it is a class, give it another name",
+        "'NA' in 1 row of 'y' was read as no label; if it is a class, give it another name",
+    ]
+    clean = read_table(written(tmp_path / "u.csv", "a,y\n-,mild\n1,\n"), 0)
+    assert clean.missing_labels("y") == clean.missing_labels("another") == []
+
+
+def test_all_spellings_of_no_value_are_listed() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8").lower()
+    assert [spelling for spelling in MISSING if spelling and f"`{spelling}`" not in page] == []
+
+
 def test_answers_to_short_rows_get_their_delimiters(tmp_path: Path) -> None:
     lines = ["a;b;y", "1;2;x", "3;4", "5", '"6;7"; 8 ', "9;10;", "11;12;z"]
     table = read_table(written(tmp_path / "t.csv", "\n".join(lines)), 0, delimiter=";")
@@ -169,6 +184,7 @@ def test_parquet_reads_like_csv(tmp_path: Path) -> None:
         "d": ["2020-01-31", "2021-02-01"],
         "i": ["3", "4"],
     }
+    assert table.missing_labels("n") == table.missing_labels("w") == []  # nothing is there
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(InputError, match="which cannot be read"):
         read_table(tmp_path / "broken.parquet", 0)

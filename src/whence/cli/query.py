@@ -160,7 +160,9 @@ def _load(
             got = "none" if data is None else "--spec"
             raise InputError(f"expected a file with new rows for a table, got {got}. Columns it needs: {needed}.")
         read = read_table(data, rows, delimiter=delimiter, progress=Progress(progress))
-        return SavedTable(load_table(saved, progress), read.frame, list(read.notes), data.name)
+        fitted = load_table(saved, progress)
+        notes = [*read.notes, *read.missing_labels(fitted.model.target.name)]
+        return SavedTable(fitted, read.frame, notes, data.name)
     if "texts" in about:
         if data is None or spec is None:
             missing = "--spec" if spec is None else "new texts"

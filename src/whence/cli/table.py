@@ -250,7 +250,7 @@ def _data_summary(read: TextTable, prepared: Prepared) -> dict[str, Any]:
         "target": {name: getattr(model.target, name) for name in ("name", "task", "classes", "style")},
         "columns": [{"name": one.name, "kind": one.kind, "inputs": len(one.inputs)} for one in model.columns],
         "left_out": [{"name": one.name, "reason": one.reason} for one in model.excluded],
-        "notes": [*read.notes, *prepared.notes],
+        "notes": [*read.notes, *read.missing_labels(model.target.name), *prepared.notes],
     }
 
 

@@ -9,7 +9,7 @@ import gzip
 import lzma
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +18,13 @@ import numpy
 import pandas
 import torch
 
+from whence.display import count
 from whence.errors import InputError, TooLargeError, WhenceError
 from whence.runtime.execution import Progress
 from whence.runtime.files import replacing
 from whence.runtime.memory import RESERVE, free_memory, readable
 
-# Spellings of "no value", lower case.
+# Spellings of "no value", lower case; docs/cli.md lists them.
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", "nil", "?", "-", "--", "."})
 DELIMITERS = ",;\t|"
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -43,6 +44,14 @@ class TextTable:
     path: Path
     encoding: str
     delimiter: str | None  # of a CSV file; `None` for parquet
+    missing: Mapping[str, Mapping[str, int]]  # texts of each column that were read as no value, and how often
+
+    def missing_labels(self, name: str) -> list[str]:
+        """Notes on texts in the column to predict that were read as no label, for they may be classes."""
+        return [
+            f"{text!r} in {count(rows, 'row')} of {name!r} was read as no label; if it is a class, give it another name"
+            for text, rows in self.missing.get(name, {}).items()
+        ]
 
 
 class OpenFile(NamedTuple):
@@ -64,6 +73,15 @@ def as_text(frame: pandas.DataFrame) -> pandas.DataFrame:
     """
     text = frame.astype(str).apply(lambda cells: cells.str.strip())
     return text.mask(text.apply(lambda cells: cells.str.lower().isin(MISSING)))
+
+
+def _missing_texts(frame: pandas.DataFrame, text: pandas.DataFrame) -> dict[str, dict[str, int]]:
+    """How often each text of a column is no value in `as_text`; empty cells are none."""
+    found = {}
+    for name in frame:
+        cells = frame.loc[text[name].isna() & frame[name].notna(), name].astype(str).str.strip()
+        found[str(name)] = {str(cell): int(rows) for cell, rows in cells[cells != ""].value_counts().items()}
+    return found
 
 
 def write_csv(path: Path, frame: pandas.DataFrame) -> None:
@@ -153,7 +171,8 @@ def read_table(
         notes.append("the text is not UTF-8; it was read as Windows-1252")
     if len(frame) < total:
         notes.append(f"{len(frame):,} of {total:,} rows were drawn at random (--rows 0 takes all)")
-    return TextTable(as_text(frame), total, tuple(notes), path, file.encoding, file.delimiter)
+    text = as_text(frame)
+    return TextTable(text, total, tuple(notes), path, file.encoding, file.delimiter, _missing_texts(frame, text))
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
