@@ -96,6 +96,30 @@ def test_units_are_those_of_the_data() -> None:
     assert other[1] == pytest.approx(60 * one[1], rel=1e-2)
 
 
+@pytest.mark.parametrize(("inputs", "targets"), [(1e-14, 1.0), (1.0, 1e-14), (1e-100, 1e-100), (1e100, 1e14)])
+def test_any_unit_will_do(inputs: float, targets: float) -> None:
+    X, y = line()
+    model = WhenceRegressor((4,), ridge=0.1, random_state=1).fit(X, y)
+    other = clone(model).fit(inputs * X, targets * y)
+    assert other.score(inputs * X, targets * y) == pytest.approx(model.score(X, y), abs=1e-3)
+    expected = model.predict(X, return_std=True)[1]
+    assert other.predict(inputs * X, return_std=True)[1] / targets == pytest.approx(expected, rel=1e-2)
+    labels = y > 0
+    sure = WhenceClassifier((4,), random_state=1).fit(X, labels)
+    expected = sure.predict_proba(X)
+    assert clone(sure).fit(inputs * X, labels).predict_proba(inputs * X) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1e6 / 3, 1e100])
+def test_constants_are_not_scaled(constant: float) -> None:
+    X, y = line(81)
+    model = WhenceRegressor((4,), random_state=1).fit(np.c_[X, np.full(len(X), constant)], y)
+    assert model.network_[0].scale[1] == 1.0
+    model = WhenceRegressor((4,), random_state=1).fit(X, np.full(len(X), constant))
+    assert model.network_[-1].scale == 1.0
+    assert model.predict(X) == pytest.approx(constant, abs=1e-6)
+
+
 def test_several_outputs() -> None:
     X, y = line()
     model = WhenceRegressor(random_state=0).fit(X, np.c_[y, -2 * y])

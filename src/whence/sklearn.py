@@ -35,6 +35,7 @@ except ModuleNotFoundError as error:
 Array = NDArray[Any]
 
 TOLERANCE = 1e-7  # training ends when the largest gradient over the number of examples is this small
+ROUNDING = 1e-14  # a column that varies by no more than this share of its largest number is a constant
 
 
 class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no annotations
@@ -79,9 +80,9 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         sizes = pairwise((x.shape[1], *self.hidden_layer_sizes, outputs))
         layers = [(nn.Linear(*size, dtype=torch.float64, device="cpu"), nn.Tanh()) for size in sizes]
-        spread = _spread(x)
+        spread = _spread(x - x.mean(0), x.abs().amax(0))
         # All outputs share one scale, so that squared errors in their own units equal the network's up to that scale.
-        scale = 1.0 if classes else float(_spread((y - y.mean(0)).reshape(-1, 1)))
+        scale = 1.0 if classes else float(_spread((y - y.mean(0)).reshape(-1, 1), y.abs().amax()))
         units = [] if classes else [Units(y.mean(0), scale)]
         network = nn.Sequential(Units(-x.mean(0) / spread, 1 / spread), *chain(*layers[:-1]), layers[-1][0], *units)
         initialize(network, torch.Generator("cpu").manual_seed(seed))
@@ -211,7 +212,7 @@ class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]  # no a
         return found.probabilities.numpy(), found.probability_std(estimator).numpy()
 
 
-def _spread(values: Tensor) -> Tensor:
-    """Standard deviations, with zero replaced by one: a constant needs no scale."""
-    spread = (values - values.mean(0)).square().mean(0).sqrt()
-    return torch.where(spread > 1e-12, spread, torch.ones_like(spread))
+def _spread(deviations: Tensor, size: Tensor) -> Tensor:
+    """Root mean squares of deviations, or one where they are rounding errors of numbers of this size: no scale."""
+    spread = deviations.square().mean(0).sqrt()
+    return torch.where(spread > ROUNDING * size, spread, torch.ones_like(spread))
