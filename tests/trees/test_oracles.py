@@ -11,7 +11,12 @@ import statsmodels.api
 import torch
 import xgboost
 from scipy.stats import spearmanr
-from sklearn.ensemble import GradientBoostingRegressor, HistGradientBoostingRegressor, RandomForestRegressor
+from sklearn.ensemble import (
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
+    HistGradientBoostingRegressor,
+    RandomForestRegressor,
+)
 from sklearn.tree import DecisionTreeRegressor
 
 import whence
@@ -61,6 +66,53 @@ def test_one_tree_is_a_regression_on_dummies():
         fit = statsmodels.api.OLS(y, design).fit(cov_type=f"HC{power}")
         wanted = np.einsum("md,de,me->m", fresh, fit.cov_params(), fresh)
         np.testing.assert_allclose(getattr(found, f"hec{power}")[:, 0].numpy(), wanted, rtol=1e-10)
+
+
+GROWN = {
+    "boosting": GradientBoostingRegressor(n_estimators=12, max_depth=4, random_state=0),
+    "boosting of classes": GradientBoostingClassifier(n_estimators=6, max_depth=3, random_state=0),
+    "forest": RandomForestRegressor(8, random_state=0),
+    "histograms": HistGradientBoostingRegressor(max_iter=10, min_samples_leaf=3, random_state=0),
+    "histograms with L2": HistGradientBoostingRegressor(max_iter=10, min_samples_leaf=3, l2_regularization=2.0),
+}
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_leaves_without_training_rows_add_no_variance(name):
+    """Trees grown on more rows than are passed: the other leaves keep their penalty."""
+    x, y = task("two classes" if "classes" in name else "regression")
+    model = sklearn.base.clone(GROWN[name]).fit(x, y)
+    x, y, fresh = x[:120], y[:120], np.concatenate([x, task("regression", 30, seed=1)[0]])
+    tracer = whence.fit(model, (x, y), progress=False, structure="exact")
+    assert tracer.ridge == 1
+    leaves, rows = dense_leaves(model, x, y), one_hot(read(model), fresh)
+    empty = leaves.rows.sum((0, 1)) == 0
+    said = [str(one.value) for one in tracer.diagnostics if "no row of the training data" in str(one.value)]
+    if "L2" in name:
+        assert said == []
+    else:
+        assert said[0].startswith(f"{empty.sum()} of {len(empty)} leaves")
+    wanted = dense_variances(leaves._replace(penalty=leaves.penalty + 7.0 * empty), rows, "classes" not in name)
+    found = tracer.predict(fresh, covariance=True)
+    for estimator, covariances in wanted.items():
+        scale = np.abs(covariances).max()
+        np.testing.assert_allclose(found.covariance(estimator).numpy(), covariances, rtol=1e-7, atol=1e-10 * scale)
+    core = whence.fit(model, (x, y), progress=False, structure=LeafCore(size=100_000)).predict(fresh)
+    for estimator in ("ho", "hec3", "laplace"):
+        wanted = getattr(found, estimator)
+        torch.testing.assert_close(getattr(core, estimator), wanted, rtol=1e-3, atol=1e-6 * float(wanted.max()))
+
+
+def test_a_row_in_empty_leaves_only_has_no_variance_except_laplace():
+    x = np.arange(40.0)[:, None]
+    y = np.where(x[:, 0] < 20, 0.0, 5.0) + 0.1 * np.sin(np.arange(40))
+    model = GradientBoostingRegressor(n_estimators=5, max_depth=1).fit(x, y)
+    for structure in ("exact", "core"):
+        tracer = whence.fit(model, (x[:20], y[:20]), progress=False, structure=structure)
+        found = tracer.predict(x[[5, 35]])
+        assert (found.hec3[0] > 0).all()
+        assert float(found.hec3[1] + found.ho[1]) < 1e-12
+        assert (found.laplace[1] > 0).all()
 
 
 def refit(design, y, weights, penalty):

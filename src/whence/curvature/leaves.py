@@ -185,7 +185,8 @@ class LeafSandwich(PrimalSandwich):
         spread = torch.cat(forms).clamp_min(torch.finfo(torch.float32).eps * laplace)  # z A F A z^T
         first, third = features.curvature_outside(inputs, count)
         damped = fitted.ridge + (third / first.clamp_min(torch.finfo(first.dtype).tiny)).sqrt()
-        root = (1.0 + first / damped.square() / spread).sqrt()
+        growth = torch.where(first > 0, first / damped.square() / spread, 0.0)  # leaves without rows have neither
+        root = (1.0 + growth).sqrt()
         for name, covariance in found.covariances.items():
             if name != "laplace":
                 covariance.mul_(root.unsqueeze(2) * root.unsqueeze(1))

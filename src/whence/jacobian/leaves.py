@@ -6,7 +6,7 @@ The network is linear in its parameters, with sparse gradients; its inputs are r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy
@@ -102,6 +102,15 @@ class LeafSum(nn.Module):
         with torch.no_grad():
             self.leaf_values.mul_((scale / self.scale).unsqueeze(1))
             self.scale.copy_(scale)
+
+    def note_empty(self, count: int) -> None:
+        """Add a note for the diagnostics on leaves without training rows, if there are some."""
+        if count:
+            words = (
+                f"{count} of {len(self.scale)} leaves hold no row of the training data (or only rows of weight zero): "
+                "new rows in them get no variance from these leaves. Pass all rows that the trees were grown on."
+            )
+            self.ensemble = replace(self.ensemble, notes=(*self.ensemble.notes, words))
 
     def check_unchanged(self) -> None:
         """Raise if the leaf values of the user's model have changed since the fit."""

@@ -173,9 +173,11 @@ def fitted_trees(
             l2 *= float(torch.cat([weights for _, _, weights in batches]).mean())
         penalty = leaf_masses(network, likelihood, batches) * ((1 - eta) / eta) + l2 / eta
         words = f"the trees' own, shrinkage {eta:.4g} and L2 {l2:g}, on each leaf value by the mass of its leaf"
-        exists = bool((penalty > 0).all())
+        empty = penalty <= 0  # leaves without training rows, and no L2: any penalty gives them a variance of zero
+        exists = not bool(empty.all())
         if exists:
-            network.rescale(penalty.sqrt())
+            network.rescale(penalty.where(~empty, penalty[~empty].median()).sqrt())
+            network.note_empty(int(empty.sum()))
         network.own_ridge = (1.0 if exists else 0.0, words)
     if not isinstance(structure, Exact | LeafCore | LeafAuto) and structure not in STRUCTURES:
         raise InputError(
