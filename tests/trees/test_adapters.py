@@ -372,7 +372,8 @@ def test_what_users_should_know_is_noted() -> None:
     xgb = xgboost.XGBClassifier(**XGB, scale_pos_weight=2, reg_alpha=0.1, monotone_constraints=(1, 0, 0, 0))
     lgb = lightgbm.LGBMClassifier(**LGB, is_unbalance=True, reg_alpha=0.1, monotone_constraints=[1, 0, 0, 0])
     cat = catboost.CatBoostClassifier(**CAT, class_weights=[1, 2], monotone_constraints=[1, 0, 0, 0])
-    for model in (forest, xgb, lgb, cat):
+    balanced = lightgbm.LGBMClassifier(**LGB, class_weight="balanced", reg_alpha=0.1, monotone_constraints=[1, 0, 0, 0])
+    for model in (forest, xgb, lgb, balanced, cat):
         ensemble = check(model.fit(data.x, data.y), data)
         assert sum("Monotone" in note for note in ensemble.notes) == 1
         assert sum("The loss weights" in note for note in ensemble.notes) == 1

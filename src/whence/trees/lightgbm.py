@@ -63,7 +63,7 @@ def read(model: Any) -> TreeEnsemble | None:
         base=base / trees_each,
         likelihood=likelihood,
         shrinkage=1 / trees_each if average else float(settings["learning_rate"]),
-        **_settings(settings),
+        **_settings(settings, by_class=bool(getattr(model, "class_weight", None))),  # which the booster does not know
     )
 
 
@@ -81,14 +81,14 @@ def _numbers(line: str) -> NDArray[numpy.float64]:
     return numpy.array(line.split(), numpy.float64)
 
 
-def _settings(settings: dict[str, str]) -> dict[str, Any]:
+def _settings(settings: dict[str, str], by_class: bool) -> dict[str, Any]:
     """Penalty and notes, from the training parameters."""
     goss = "goss" in (settings["boosting"], settings.get("data_sample_strategy"))
     bagging = int(settings["bagging_freq"]) > 0
     share = float(settings["bagging_fraction"]) if bagging else 1.0
     if goss:
         share = float(settings["top_rate"]) + float(settings["other_rate"])
-    by_class = float(settings["scale_pos_weight"]) != 1 or settings["is_unbalance"] == "1"
+    by_class |= float(settings["scale_pos_weight"]) != 1 or settings["is_unbalance"] == "1"
     l1, smooth = float(settings["lambda_l1"]), float(settings["path_smooth"])
     return {
         "l2": float(settings["lambda_l2"]),
@@ -101,6 +101,6 @@ def _settings(settings: dict[str, str]) -> dict[str, Any]:
             (smooth, f"Leaf values were smoothed towards those of their parents (path_smooth={smooth:g})."),
             (float(settings["max_delta_step"]), "max_delta_step bounds the leaf values."),
             (settings["monotone_constraints"], "Monotone constraints bound the leaf values."),
-            (by_class, "The loss weights rows by their class (scale_pos_weight or is_unbalance)."),
+            (by_class, "The loss weights rows by their class (class_weight, scale_pos_weight or is_unbalance)."),
         ),
     }
