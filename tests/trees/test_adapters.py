@@ -366,6 +366,15 @@ def test_pipelines_take_what_their_first_step_takes(last: Any) -> None:
     same(outputs(alone, model[:-1].transform(data.fresh)), model.predict(data.fresh))
 
 
+def test_pools_of_catboost_are_data() -> None:
+    """They have a shape, but cannot be sliced."""
+    data = table("regression", "frame")
+    pool = catboost.Pool(data.x.assign(colour=data.x["colour"].astype(str)), data.y, cat_features=["colour"])
+    model = catboost.CatBoostRegressor(**CAT).fit(pool)
+    tracer = whence.fit(model, (pool, data.y), progress=False)
+    same(tracer.predict(pool).mean, model.predict(pool))
+
+
 def test_what_users_should_know_is_noted() -> None:
     data = table("bits", "missing")
     forest = RandomForestClassifier(5, class_weight="balanced", bootstrap=False, monotonic_cst=[1, 0, 0, 0])

@@ -110,7 +110,8 @@ def check_sum(network: LeafSum, x: Any) -> None:
     own_raw = network.ensemble.own_raw
     if own_raw is None:
         return
-    some = x[:COMPARED_ROWS] if hasattr(x, "shape") or isinstance(x, list) else x
+    sliced = isinstance(x, list) or (hasattr(x, "shape") and hasattr(x, "__getitem__"))  # not a Pool or DMatrix
+    some = x[:COMPARED_ROWS] if sliced else x
     ours = network.raw(some).numpy()
     own = numpy.asarray(own_raw(some), numpy.float64).reshape(ours.shape)
     gap = float(numpy.abs(ours - own).max(initial=0.0))
