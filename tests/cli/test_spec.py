@@ -206,6 +206,31 @@ def test_broken_specs_are_told(text: str, message: str, tmp_path: Path) -> None:
     assert "Traceback" not in result.output
 
 
+def test_a_table_is_not_run(spec: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.csv"
+    data.write_text("raise SystemExit('it was run')")
+    for result in (call("fit", data, "-q"), call("fit", data, "--no-trust", "-q")):
+        assert result.exit_code == UNUSABLE
+        assert "For a table use `whence table" in " ".join(result.output.split())
+    assert call("fit", spec, "--save", tmp_path / "saved", "--no-trust", "-q").exit_code == 0
+    result = call("predict", tmp_path / "saved", "--spec", data, "-q")
+    assert result.exit_code == UNUSABLE
+    assert "expected a Python file (.py)" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("content", ["a,b,target\n1,2,3\n4,5,6\n", "PAR1 and more of it", '{"text": "a"}'])
+@pytest.mark.parametrize("command", ["predict", "explain", "report"])
+def test_data_in_the_place_of_a_saved_fit(command: str, content: str, tmp_path: Path) -> None:
+    data = tmp_path / "data.csv"
+    data.write_text(content)
+    result = call(command, data, tmp_path / "saved.whence", "-q")
+    assert result.exit_code == UNUSABLE
+    said = " ".join(result.output.split())
+    assert "expected a file saved by whence, got something else" in said
+    assert "before the data" in said
+    assert "damaged" not in said
+
+
 def test_fit_without_checks(spec: Path) -> None:
     result = call("fit", spec, "--json", "-q", "--no-trust")
     assert list(json.loads(result.stdout)["trust"]) == ["level"]

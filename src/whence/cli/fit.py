@@ -136,6 +136,11 @@ class SpecFile:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise InputError(f"expected a Python file with model() and train_loader(), got {path}, which is none.")
+        if path.suffix.lower() != ".py":  # it would be run
+            raise InputError(
+                f"expected a Python file (.py) with model() and train_loader(), or the folder of a language model, got "
+                f"{path}. For a table use `whence table {path}`."
+            )
         self.path, folder = path, str(path.resolve().parent)
         sys.path.insert(0, folder)  # so that it can import its neighbours, as when run by itself
         try:

@@ -143,6 +143,10 @@ def opened(path: Path) -> Iterator[SavedFile]:
         with safe_open(path, "pt") as file:
             yield SavedFile(shown, _checked_manifest(file, shown), frozenset(file.keys()), file)
     except SafetensorError as error:
+        with path.open("rb") as file:
+            begins = file.read(9)
+        if begins[8:] not in (b"{", b""):  # after its length, the table of tensors; a file cut short may end before it
+            raise foreign(shown) from None
         raise damaged(shown, f"safetensors says: {printable(str(error), 200)}") from None
 
 
@@ -150,7 +154,7 @@ def _checked_manifest(file: Any, path: str) -> dict[str, Any]:
     """The manifest of a file whose format and checksum are right."""
     metadata = METADATA.fullmatch((file.metadata() or {}).get("whence", ""))
     if metadata is None:
-        raise CorruptArtifactError(f"expected a file saved by whence, got something else in {path}.")
+        raise foreign(path)
     version, checksum, text = metadata.groups()
     if int(version) != FORMAT:
         raise FormatError(
@@ -168,6 +172,14 @@ def _checked_manifest(file: Any, path: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise damaged(path, "its manifest is not a table")
     return found
+
+
+def foreign(path: str) -> CorruptArtifactError:
+    """The error for a file that whence did not write."""
+    return CorruptArtifactError(
+        f"expected a file saved by whence, got something else in {path}. Pass the file that `--save` or `tracer.save` "
+        "wrote; commands take it first, before the data."
+    )
 
 
 def damaged(path: str, what: str) -> CorruptArtifactError:
