@@ -50,6 +50,10 @@ def test_help_has_examples(command: str) -> None:
     assert f"whence {command}" in result.stdout.split("Options")[0].split("Usage")[1].split("\n", 1)[1]
 
 
+def test_help_of_table_says_nothing_of_texts() -> None:
+    assert "text" not in call("table", "--help").stdout.split("--structure")[1].split("--model")[0]
+
+
 def test_exit_codes_are_in_the_help() -> None:
     words = " ".join(call("--help").stdout.split())
     assert "Exit codes: 0 done; 1 a bug in whence" in words

@@ -48,7 +48,7 @@ def one_of(choices: Any, about: str) -> Any:
 
 
 Named = Literal["exact", "core", "sketch", "ekfac"]
-Structure = Annotated[Named | None, one_of(Named, "Of the curvature; by default exact if it fits, a core for texts.")]
+Structure = Annotated[Named | None, one_of(Named, "Of the curvature; by default exact if it fits, else a core.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object, for scripts, and nothing else.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
 Delimiter = Annotated[str | None, Option(help="Delimiter of a CSV, such as ';' or '\\t'; guessed if not given.")]

@@ -53,8 +53,8 @@ def fit(
     whence.fit, such as the likelihood; options given here take precedence.
 
     A language model was saved in a folder by Hugging Face's save_pretrained, with its tokenizer. Its linear layers are
-    fitted. Each line of the JSONL file has a "text", or a "prompt" and a "completion". The most doubtful texts are
-    listed.
+    fitted, by a core unless --structure says otherwise. Each line of the JSONL file has a "text", or a "prompt" and a
+    "completion". The most doubtful texts are listed.
 
     Examples:
     - `whence fit network.py --save network.whence`
