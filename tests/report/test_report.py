@@ -379,7 +379,17 @@ def test_no_more_than_chance_is_said_first(tmp_path: Path) -> None:
     found = example.tracer.explain(x).verdicts
     uncertain = sum(verdict != "confident" for verdict in found)
     words = " ".join(read(example.tracer.report(tmp_path / "own.html", x)).words.split())
-    assert ("No more predictions are uncertain than chance would make" in words) == (0 < uncertain <= 0.0975 * len(x))
+    said = f"{uncertain} of {len(x)} predictions are called uncertain. Chance alone would give about "
+    assert (said in words) == (0 < uncertain <= 0.0975 * len(x))
+
+
+def test_an_undecided_model_is_a_reason_of_its_own(example: Example, tmp_path: Path) -> None:
+    for one, undecided in ((example, True), (KINDS["yes or no"], True), (rows(), False)):
+        found = one.tracer.explain(one.x)
+        assert bool((found.undecided & found.scarce).any()) == undecided
+        words = " ".join(read(one.write(tmp_path / "report.html")).words.split())
+        assert "because there is little training data near them" in words
+        assert ("near them or the model is undecided" in words) == undecided
 
 
 def test_an_input_that_cannot_be_has_a_verdict_of_its_own(tmp_path: Path) -> None:

@@ -109,6 +109,11 @@ class Report:
         """Number of uncertain predictions, not counting impossible inputs."""
         return sum(self.counts[1:CHECK_INPUT])
 
+    @property
+    def undecided(self) -> bool:
+        """Whether the model itself is undecided about predictions that are called scarce."""
+        return bool((self.traced.explanation.undecided & (self.verdicts == 2)).any())
+
     @cached_property
     def galleries(self) -> dict[int, list[int]]:
         """The most uncertain traced predictions of each verdict: by noise, by scarcity, and by doubt for both."""
