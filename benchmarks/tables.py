@@ -22,9 +22,15 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 def table(head: str, rows: Iterable[Iterable[Any]]) -> str:
-    """A Markdown table; cells of the head are separated by bars."""
-    lines = [f"| {head} |", "|" + "---|" * (head.count("|") + 1)]
-    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
+    """A Markdown table; cells of the head are separated by bars. Every row has as many."""
+    columns = head.count("|") + 1
+    lines = [f"| {head} |", "|" + "---|" * columns]
+    for row in rows:
+        cells = [str(cell) for cell in row]
+        if len(cells) != columns:
+            raise ValueError(f"expected {columns} cells, as in the head {head!r}, got {len(cells)}: {cells}.")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def origin(record: dict[str, Any]) -> str:

@@ -157,20 +157,19 @@ def verdicts(record: Row) -> str:
 
 def learned_scores(record: Row) -> str:
     """Areas of combinations that learned from other data sets, beside single scores of ours; means over draws."""
-    questions = {"missing, rest": ("scarcity", "doubt"), "noisy, missing": ("disagreement", "source")}
+    learned = ("boosting", "logistic", "same draw")
+    questions = {
+        "missing, rest": ("scarcity", "doubt", *learned),
+        "noisy, missing": ("disagreement", "source", *learned),
+    }
     lines = []
     for (case,), rows in grouped(record["rows"], "case").items():
         cells = [case]
-        for contrast, ours in questions.items():
+        for contrast, names in questions.items():
             found = [row["auroc"] for row in rows if row["contrast"] == contrast]
-            cells += [
-                f"{mean(areas[name] for areas in found):.3f}" for name in (*ours, "boosting", "logistic", "same draw")
-            ]
+            cells += [f"{mean(areas[name] for areas in found):.3f}" for name in names]
         lines.append(cells)
-    head = "study | " + " | ".join(
-        f"{contrast}: learned, boosting | learned, logistic | {' | '.join(ours)}"
-        for contrast, ours in questions.items()
-    )
+    head = " | ".join(["study", *(f"{contrast}: {' | '.join(names)}" for contrast, names in questions.items())])
     return f"{made(record)}\n\n{table(head, lines)}"
 
 

@@ -98,3 +98,10 @@ def test_the_table_of_processes_is_that_of_its_record() -> None:
     for row in json.loads((ROOT / "results" / "distributed.json").read_text(encoding="utf-8"))["rows"]:
         sizes = f"{row['bytes'] / 1e6:.0f} MB | {row['traffic'] / 1e6:.0f} MB"
         assert f"| {row['weights']:,} | {row['processes']} | {row['seconds']:.1f} | {sizes} |" in shown
+
+
+def test_rows_have_as_many_cells_as_the_head() -> None:
+    assert tables.table("a | b", [[1, 2]]) == "| a | b |\n|---|---|\n| 1 | 2 |"
+    for row in ([1], [1, 2, 3]):
+        with pytest.raises(ValueError, match="expected 2 cells, as in the head"):
+            tables.table("a | b", [row])
