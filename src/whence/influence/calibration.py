@@ -42,9 +42,12 @@ from whence.jacobian.leaves import LeafSum
 # many times the average of the data set. If half of all targets are noisy, theirs is at most twice the average.
 NOISIER, NOISIER_TARGETS = 2.5, 1.5
 # For classes that limit is at least the first: labels are not called noisy if two of them differ in less than a tenth
-# of all pairs. It is at most the second or one minus the average, for ten classes and more. With fewer, labels can
+# of all pairs. It is at most the second or one minus the average, for nine classes and more. With fewer, labels can
 # differ in fewer pairs: two labels of two classes in a half of them.
-LEAST_DISAGREEMENT, MOST_DISAGREEMENT, MANY_CLASSES = 0.1, 2 / 3, 10
+LEAST_DISAGREEMENT, MOST_DISAGREEMENT, MANY_CLASSES = 0.1, 2 / 3, 9
+# A square of a regression counts at most so many times as much as this quantile of all, so that one wrong target does
+# not hide all other noise; and at least as much as rounding may have made: so many units of the outputs' last digit.
+OUTLIER, OUTLIER_QUANTILE, ROUNDING = 3.0, 0.99, 16.0
 TIE = 1e-5  # averages of squares with a smaller relative difference are the same up to rounding
 MOST_NOISE = 0.999  # upper bound of the noise when odds are computed
 # A scarcity below the first is not unusual, and neither is an answer if two labels drawn from the network's own
@@ -87,6 +90,7 @@ class Calibration:
     ordinary_z: Tensor  # z-scores of the distances of ordinary training examples, ascending
     noisy_sources: Tensor  # `main_cause` of the training examples with noisy labels around them, ascending
     ambiguities: Tensor | None  # of the answers for ordinary training examples, ascending; `None` if they do not count
+    noisy_everywhere: bool  # whether labels of classes contradict each other so much on average that none can stand out
     often_undecided: bool  # whether the model is undecided about many of the ordinary training examples
     rare: Tensor  # (k + 1,) whether hardly any training example has the label of a class; the last for all others
     codes: Codes
@@ -112,9 +116,13 @@ class Calibration:
         average = weights @ squares if len(index) > 1 else squares
         by_average = IsotonicRegression.fit(average, squares)
         expected = by_average.predict(average)
-        limit, classes = NOISIER_TARGETS * float(squares.mean()), number_of_classes(fitted)
+        if codes is None:
+            rounding = ROUNDING * torch.finfo(outputs.dtype).eps * float(outputs.abs().max()) / unit
+            squares = without_outliers(squares).clamp_min(rounding**2)
+        limit, classes = NOISIER_TARGETS * float(squares.mean()), number_of_classes(fitted, codes)
         if codes is not None:
             limit = limit_for_classes(squares, classes)
+        noisy_everywhere = codes is not None and len(squares) > 0 and float(squares.mean()) > limit
         disagreement_limit = noise_limit = limit if codes is not None else unit * limit**0.5
         agreeing = expected <= limit
         noisy = ~agreeing
@@ -155,6 +163,7 @@ class Calibration:
             ordinary_z=distance_z[ordinary].sort().values,
             noisy_sources=sources.sort().values,
             ambiguities=ambiguities,
+            noisy_everywhere=noisy_everywhere,
             often_undecided=often_undecided,
             rare=rare,
             codes=codes,
@@ -321,6 +330,18 @@ def label_squares(fitted: Fitted, neighbours: Neighbours, codes: Codes, unit: fl
     return squares.masked_fill(rare[own], 0.0), torch.cat([rare, torch.ones_like(rare[:1])])
 
 
+def without_outliers(squares: Tensor) -> Tensor:
+    """Squares (s,) of a regression, the largest of which may come from wrong targets.
+
+    Examples:
+        >>> without_outliers(torch.tensor([1.0] * 200 + [1e9])).max()
+        tensor(3.)
+    """
+    if not len(squares):
+        return squares
+    return squares.clamp_max(OUTLIER * float(squares.quantile(OUTLIER_QUANTILE)))
+
+
 def squared_residuals(fitted: Fitted, codes: Codes, unit: float) -> Tensor:
     """(n,) squared leave-one-out residuals of each training example, the mean over its positions.
 
@@ -381,7 +402,7 @@ def limit_for_classes(values: Tensor, classes: int) -> float:
     Examples:
         >>> a_tenth, a_half = torch.tensor([0.1]), torch.tensor([0.5])
         >>> [round(limit_for_classes(values, classes), 2) for values in (a_tenth, a_half) for classes in (2, 10)]
-        [0.25, 0.25, 0.37, 0.67]
+        [0.25, 0.25, 0.38, 0.67]
     """
     usual = float(values.mean()) if len(values) else 0.0
     possible = min(1.0, (1.0 - 1.0 / classes) / (1.0 - 1.0 / MANY_CLASSES))  # beside ten classes

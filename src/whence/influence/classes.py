@@ -45,9 +45,12 @@ def has_yes_or_no(fitted: Fitted) -> bool:
     return fitted.problem.width == 1 or has_several_labels(fitted)
 
 
-def number_of_classes(fitted: Fitted) -> int:
-    """How many labels an output, or the outputs together, can have."""
-    return 2 if has_yes_or_no(fitted) else fitted.problem.width
+def number_of_classes(fitted: Fitted, codes: Codes) -> int:
+    """How many labels there are: of an output if each has its own, else of all training examples."""
+    if has_yes_or_no(fitted):
+        return 2
+    labels = class_labels(fitted, codes)
+    return fitted.problem.width if labels is None else max(2, len(labels[fitted.counted].unique()))
 
 
 def class_labels(fitted: Fitted, codes: Codes) -> Tensor | None:

@@ -83,6 +83,8 @@ class Explanation(Shown):
         ambiguity_limit: the model is called undecided if its answer is more ambiguous, or has a probability below .55,
             and labels nearby are not noisy. It is 1, which no ambiguity reaches, for regression, trees, and squared
             error on coded classes.
+        noisy_everywhere: whether labels of classes contradict each other so much on average that none can stand out:
+            then chance (`noise_p`) is not asked.
         often_undecided: whether the model gives its own answer a probability below .55 for more than one in five
             ordinary training examples.
         classes: whether `noise` is about classes.
@@ -117,6 +119,7 @@ class Explanation(Shown):
     scarcity_limit: float
     source_limit: float
     ambiguity_limit: float
+    noisy_everywhere: bool
     often_undecided: bool
     classes: bool
     notes: tuple[str, ...] = ()
@@ -155,13 +158,14 @@ class Explanation(Shown):
         also scarce if its probability is below .55, if its class is rare, or if labels around it contradict each other
         but are not the cause.
         """
-        unusual = (self.scarcity_p <= 1.0 - self.level) | (self.probability < UNDECIDED) | self.rare | self._noise_found
+        far = (self.scarcity > self.scarcity_limit) | (self.scarcity_p <= 1.0 - self.level)
+        unusual = far | (self.probability < UNDECIDED) | self.rare | self._noise_found
         return torch.where(self.noisy, self.scarcity >= BESIDE_NOISE * self.scarcity_limit, unusual)
 
     @property
     def _noise_found(self) -> Tensor:
         above = (self.noise > self.noise_limit) & (self.disagreement > self.disagreement_limit)
-        return above & (self.noise_p <= 1.0 - self.level)
+        return above & ((self.noise_p <= 1.0 - self.level) | self.noisy_everywhere)
 
     @property
     def verdicts(self) -> tuple[str, ...]:
@@ -184,7 +188,7 @@ class Explanation(Shown):
                 further = f"; with the model's own doubt, noise is {noise} (noisy from {percent(self.noise_limit)} on)"
         scarce_from = self.scarcity_limit * (BESIDE_NOISE if bool(self.noisy[number]) else 1.0)
         share = float(self.scarcity_p[number])
-        some = f"at most {percent(share)} of" if share < 0.5 else "most"
+        some = f"at most {percent(share)} of".replace("at most less", "less") if share < 0.5 else "most"
         near = bool(self.scarcity[number] <= self.scarcity_limit)
         so = "answered as ambiguously" if share <= 1.0 - self.level and near else "as unusual"
         words = (
@@ -301,6 +305,7 @@ def explain(
         scarcity_limit=calibration.scarcity_limit(level),
         source_limit=calibration.source_limit(level),
         ambiguity_limit=calibration.ambiguity_limit(level),
+        noisy_everywhere=calibration.noisy_everywhere,
         often_undecided=calibration.often_undecided,
         classes=calibration.classes,
         notes=calibration.notes,

@@ -81,7 +81,8 @@ def _in_a_row(tensor: Tensor) -> Tensor:
     """All numbers of a tensor in one dense axis, with pending signs and conjugates resolved."""
     found = tensor.detach()
     found = found if found.layout == torch.strided else found.to_dense()
-    return found.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    found = found.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return found.as_strided(found.shape, (1,))  # a single number may have any stride
 
 
 def fingerprint(model: nn.Module) -> dict[str, int]:
