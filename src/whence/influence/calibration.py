@@ -68,6 +68,7 @@ LEAST_ORDINARY = 19
 # A class is rare if fewer training examples have its label than the first number, and than this share of the median of
 # the classes. So is a class with a single label, whatever the others have: no other label can contradict it.
 RARE, RARE_SHARE = 20, 0.2
+LEAST_AVAILABLE = 5  # fewer examples with the same label are too few to tell how often others have another one
 LEAST_EXPLAINED = 0.01  # smaller shares of the variance that are explained count as this one
 MANY_LABELS = 50  # errors of other models on an example count if its class has more examples than this
 MOST_SQUARE = 2.0  # the largest possible squared distance between a label and probabilities of classes
@@ -109,7 +110,8 @@ class Calibration:
         neighbours, outputs, answers = Neighbours.of(fitted, codes)
         index, known = neighbours.index, int(fitted.counted.sum())
         unit = 1.0 if codes is not None else float(fitted.residuals[index].abs().max()) or 1.0
-        squares, rare = label_squares(fitted, neighbours, codes, unit)
+        labels = class_labels(fitted, codes)
+        squares, rare = label_squares(fitted, neighbours, codes, labels, unit)
 
         # Labels around each training example, without its own: which of them contradict each other?
         weights = neighbours.training_weights().to(squares)
@@ -119,7 +121,7 @@ class Calibration:
         if codes is None:
             rounding = ROUNDING * torch.finfo(outputs.dtype).eps * float(outputs.abs().max()) / unit
             squares = without_outliers(squares).clamp_min(rounding**2)
-        limit, classes = NOISIER_TARGETS * float(squares.mean()), number_of_classes(fitted, codes)
+        limit, classes = NOISIER_TARGETS * float(squares.mean()), number_of_classes(fitted, labels)
         if codes is not None:
             limit = limit_for_classes(squares, classes)
         noisy_everywhere = codes is not None and len(squares) > 0 and float(squares.mean()) > limit
@@ -307,8 +309,12 @@ def weight_of_second(first: Tensor, second: Tensor, squares: Tensor) -> float:
     return max(0.5, shares[1] / sum(shares))
 
 
-def label_squares(fitted: Fitted, neighbours: Neighbours, codes: Codes, unit: float) -> tuple[Tensor, Tensor]:
+def label_squares(
+    fitted: Fitted, neighbours: Neighbours, codes: Codes, labels: Tensor | None, unit: float
+) -> tuple[Tensor, Tensor]:
     """(s,) how much the label of each training example contradicts the others; and (k + 1,) which classes are rare.
+
+    With the labels (n,) of classes, if there are any.
 
     This is its squared leave-one-out residual (`squared_residuals`), which is too small for a label that the network
     has memorised. So the share of the nearest other examples that have another label replaces it if that is larger by
@@ -316,7 +322,7 @@ def label_squares(fitted: Fitted, neighbours: Neighbours, codes: Codes, unit: fl
     seen it (`Fitted.held_out`), and its class has more than 50 examples, the square is that of their error. A label
     that hardly any other example has does not count: the others cannot predict it.
     """
-    index, labels = neighbours.index, class_labels(fitted, codes)
+    index = neighbours.index
     squares = squared_residuals(fitted, codes, unit)[index]
     if labels is None:
         return squares, torch.zeros(1, dtype=torch.bool, device=squares.device)
@@ -367,16 +373,18 @@ def share_with_another_label(near: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     """(s,) share of the nearest other examples (s, count) with another label, and its standard error.
 
     An example of a rare class is compared with only as many examples as its class has beside it, because no more could
-    agree.
+    agree; with none if these are fewer than five, which say too little.
 
     Examples:
-        >>> share_with_another_label(torch.tensor([[1, 2], [0, 2], [0, 1], [1, 2]]), torch.tensor([0, 0, 1, 0]))[0]
-        tensor([0.5000, 0.5000, 0.0000, 0.5000])
+        >>> labels = torch.tensor([0] * 6 + [1])
+        >>> near = torch.tensor([[at for at in reversed(range(7)) if at != one] for one in range(7)])
+        >>> share_with_another_label(near, labels)[0]
+        tensor([0.2000, 0.2000, 0.2000, 0.2000, 0.2000, 0.2000, 0.0000])
     """
     available = (torch.bincount(labels)[labels] - 1).clamp_max(near.shape[1]).unsqueeze(1)
     others = (labels[near] != labels.unsqueeze(1)) & (torch.arange(near.shape[1], device=near.device) < available)
     number = available.squeeze(1).clamp_min(1)
-    share = others.sum(1) / number
+    share = (others.sum(1) / number).masked_fill(number < LEAST_AVAILABLE, 0.0)
     return share, (share * (1.0 - share) / number).sqrt()
 
 

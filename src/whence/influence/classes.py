@@ -45,23 +45,37 @@ def has_yes_or_no(fitted: Fitted) -> bool:
     return fitted.problem.width == 1 or has_several_labels(fitted)
 
 
-def number_of_classes(fitted: Fitted, codes: Codes) -> int:
-    """How many labels there are: of an output if each has its own, else of all training examples."""
+def number_of_classes(fitted: Fitted, labels: Tensor | None) -> int:
+    """How many labels there are: of an output if each has its own, else of all training examples, with labels (n,)."""
     if has_yes_or_no(fitted):
         return 2
-    labels = class_labels(fitted, codes)
     return fitted.problem.width if labels is None else max(2, len(labels[fitted.counted].unique()))
 
 
 def class_labels(fitted: Fitted, codes: Codes) -> Tensor | None:
     """(n,) the class of each training example; `None` unless each has exactly one that is known."""
     problem = fitted.problem
-    if codes is None or not fitted.all_outputs or has_several_labels(fitted):
+    if codes is None or has_several_labels(fitted):
         return None
+    if not fitted.all_outputs:
+        return labels_of_batches(fitted)
     targets = problem.targets
     if targets is None:
         return None
     return (targets[:, 0] > sum(codes) / 2).long() if targets.shape[1] == 1 else targets.argmax(1)
+
+
+def labels_of_batches(fitted: Fitted) -> Tensor | None:
+    """(n,) the class of each training example, from a pass over the data: a sketch of many outputs does not keep it."""
+    if not fitted.problem.likelihood.has_classes:
+        return None
+    found = []
+    for batch in fitted.problem.batches.unsketched(None):
+        if batch.targets.dim() != 1 or batch.targets.is_floating_point():
+            return None
+        found.append(batch.targets.long())
+    labels = torch.cat(found)
+    return labels if len(labels) == len(fitted.counted) else None
 
 
 def predicted_classes(fitted: Fitted, outputs: Tensor, codes: Codes) -> Tensor | None:
