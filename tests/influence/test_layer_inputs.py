@@ -59,6 +59,35 @@ def test_padding_that_the_model_ignores_changes_no_verdict() -> None:
         torch.testing.assert_close(found.disagreement, padded.disagreement, rtol=1e-2, atol=1e-2)
 
 
+class Tagger(nn.Module):
+    """An answer for each word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.answer = nn.Embedding(30, 8), nn.Linear(8, 5)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        found: Tensor = self.answer(self.words(input_ids))
+        return found
+
+
+def test_sequences_of_any_length_and_padding_have_the_same_verdicts() -> None:
+    torch.manual_seed(0)
+    batches = []
+    for length in (16, 5, 9):
+        ids, mask = texts(40, length)
+        batch = as_batch(ids, mask, length)
+        labels = (batch["input_ids"] % 5).masked_fill(batch["attention_mask"] == 0, -100)
+        batches.append({**batch, "labels": labels})
+    tracer = whence.fit(
+        Tagger(), batches, likelihood="categorical", structure="core", hessian_columns=4, ridge=1.0, progress=False
+    )
+    ids, mask = texts(20, 7)
+    padded, short = tracer.explain(as_batch(ids, mask)), tracer.explain(as_batch(ids, mask, 7))
+    for name in ("scarcity", "disagreement", "ambiguity", "probability", "noise"):
+        torch.testing.assert_close(getattr(padded, name), getattr(short, name), rtol=1e-3, atol=1e-4)
+
+
 class Pair(nn.Module):
     """The squared distance of two inputs, by one network that both pass."""
 

@@ -32,7 +32,6 @@ from whence.influence.classes import (
     class_labels,
     has_yes_or_no,
     number_of_classes,
-    predicted_probability,
 )
 from whence.influence.fitted import Fitted
 from whence.influence.neighbours import WEIGHT_POWER, Neighbours, positions
@@ -107,7 +106,7 @@ class Calibration:
     def of(cls, fitted: Fitted) -> Calibration:
         """Compute it from the training data, within `using_model`."""
         codes = class_codes(fitted)
-        neighbours, outputs, answers = Neighbours.of(fitted, codes)
+        neighbours, said = Neighbours.of(fitted, codes)
         index, known = neighbours.index, int(fitted.counted.sum())
         unit = 1.0 if codes is not None else float(fitted.residuals[index].abs().max()) or 1.0
         labels = class_labels(fitted, codes)
@@ -119,7 +118,7 @@ class Calibration:
         by_average = IsotonicRegression.fit(average, squares)
         expected = by_average.predict(average)
         if codes is None:
-            rounding = ROUNDING * torch.finfo(outputs.dtype).eps * float(outputs.abs().max()) / unit
+            rounding = ROUNDING * torch.finfo(said.outputs.dtype).eps * float(said.outputs.abs().max()) / unit
             squares = without_outliers(squares).clamp_min(rounding**2)
         limit, classes = NOISIER_TARGETS * float(squares.mean()), number_of_classes(fitted, labels)
         if codes is not None:
@@ -132,8 +131,8 @@ class Calibration:
         ordinary = torch.ones_like(agreeing) if few else agreeing
 
         # Probabilities of classes are a second witness.
-        probability, ambiguity = predicted_probability(fitted, outputs, codes, index)
-        often_undecided = float((probability[ordinary] < UNDECIDED).double().mean()) > OFTEN
+        ambiguity = said.ambiguity
+        often_undecided = float((said.probability[ordinary] < UNDECIDED).double().mean()) > OFTEN
         by_ambiguity, ambiguities, weight = None, None, 0.0
         if fitted.problem.likelihood.has_classes and not isinstance(fitted.problem.network.model, LeafSum):
             by_ambiguity, ambiguities = IsotonicRegression.fit(ambiguity, squares), ambiguity[ordinary].sort().values
@@ -144,7 +143,7 @@ class Calibration:
             noisy = noisy & (noise > noise_limit)
 
         # How far is each training example from the others?
-        answers = torch.zeros_like(index) if answers is None else answers
+        answers = torch.zeros_like(index) if said.classes is None else said.classes
         lengths, near = neighbours.training_distances()
         lengths, here = lengths.to(squares), positions(neighbours.measured, index)
         distances = DistanceScale.of(lengths, lengths[here], near[here], answers, ordinary)

@@ -91,12 +91,13 @@ def predicted_classes(fitted: Fitted, outputs: Tensor, codes: Codes) -> Tensor |
 
 
 def predicted_probability(
-    fitted: Fitted, outputs: Tensor, codes: Codes, examples: Tensor | None = None
+    fitted: Fitted, outputs: Tensor, codes: Codes, examples: Tensor | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """(m,) probability of the predicted class, and how often two labels drawn from the network's probabilities differ.
 
-    For outputs (m, ..., k); `nan` without classes. The mean over positions, and over outputs with their own labels. If
-    inputs are training `examples` (m,), -1 for others, the second uses the fit without them, if that is known.
+    For outputs (m, ..., k); `nan` without classes. The mean over positions, of those in a mask (m, positions), and over
+    outputs with their own labels. If inputs are training `examples` (m,), -1 for others, the second uses the fit
+    without them, if that is known.
     """
     problem, likelihood = fitted.problem, fitted.problem.likelihood
     if codes is None:
@@ -114,7 +115,9 @@ def predicted_probability(
         pair = ((one if one.shape[1] > 1 else torch.cat([one, 1 - one], 1)) for one in (p, without))
         p, without = (nearest_probabilities(one) for one in pair)
         best, differ = p.amax(1), 1 - without.square().sum(1)
-    both = torch.stack([best, differ]).reshape(2, len(outputs), -1).mean(2).to(problem.dtype)
+    both = torch.stack([best, differ]).reshape(2, len(outputs), -1)
+    weights = torch.ones_like(both[0]) if mask is None else mask.to(both)
+    both = ((both * weights).sum(2) / weights.sum(1).clamp_min(1.0)).to(problem.dtype)
     return both[0], both[1]
 
 

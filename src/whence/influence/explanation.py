@@ -19,9 +19,8 @@ from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
 from whence.errors import InputError
 from whence.influence.calibration import UNDECIDED, Calibration
-from whence.influence.classes import predicted_classes, predicted_probability
 from whence.influence.fitted import Fitted, check_traced, divide
-from whence.influence.neighbours import outputs_and_layers
+from whence.influence.neighbours import Answers, outputs_and_layers
 from whence.results import frame
 
 if TYPE_CHECKING:
@@ -276,8 +275,8 @@ def explain(
     neighbours = calibration.neighbours
     # What the model answers and how sure it is, and the training examples that look like the input to it.
     outputs, layers = outputs_and_layers(fitted, inputs, neighbours.names)
-    probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes, examples)
-    answers = predicted_classes(fitted, outputs, calibration.codes)
+    said = Answers.of(fitted, inputs, outputs, calibration.codes, examples)
+    ambiguity, answers = said.ambiguity, said.classes
     answers = torch.zeros(len(outputs), dtype=torch.int64, device=outputs.device) if answers is None else answers
     around = neighbours.surroundings(layers, calibration.squares, top, examples)
     # How much the labels of these examples contradict each other, and how far away they are.
@@ -291,7 +290,7 @@ def explain(
         scarcity=calibration.scarcity(distance_z),
         noise_p=calibration.noise_p(around.average, around.effective),
         scarcity_p=calibration.scarcity_p(distance_z, ambiguity),
-        probability=probability,
+        probability=said.probability,
         rare=calibration.has_rare_answer(answers),
         ambiguity=ambiguity,
         ho=ho,

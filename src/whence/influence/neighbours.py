@@ -32,11 +32,12 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.hooks import RemovableHandle
 
 from whence.data.batches import Inputs, take
-from whence.influence.classes import Codes, predicted_classes
+from whence.influence.classes import Codes, predicted_classes, predicted_probability
 from whence.influence.fitted import Fitted, evenly_spaced, training_examples
 from whence.jacobian.functionals import OutputFunctional
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import eigh, largest, solve_lower
+from whence.results import mask_of_outputs
 from whence.runtime.execution import partial_data_error
 
 COMPARED = 2000  # training examples, evenly spaced, whose labels tell about an input
@@ -111,6 +112,39 @@ class LayerInputs:
             for calls in (self.given, self.embedded)
         )
         return given or ({EMBEDDINGS: torch.cat(list(embedded.values()), 1)} if embedded else {})
+
+
+class Answers(NamedTuple):
+    """What a model answers for some inputs."""
+
+    outputs: Tensor  # (m, k) mean over positions
+    classes: Tensor | None  # (m,) predicted classes, unless outputs are no choice among classes
+    probability: Tensor  # (m,) of these
+    ambiguity: Tensor  # (m,) how often two labels drawn from the model's probabilities differ
+
+    @classmethod
+    def of(
+        cls, fitted: Fitted, inputs: Inputs, outputs: Tensor, codes: Codes, examples: Tensor | None = None
+    ) -> Answers:
+        """From outputs (m, ..., k). Inputs may be training `examples` (m,), -1 for others."""
+        inputs = inputs.inputs if isinstance(inputs, OutputFunctional) else inputs
+        mask = mask_of_outputs(inputs) if isinstance(inputs, Mapping) else None
+        if not isinstance(mask, Tensor) or mask.shape != outputs.shape[:-1] or mask.dim() < 2:
+            mask = None
+        probability, ambiguity = predicted_probability(fitted, outputs, codes, examples, mask)
+        classes = predicted_classes(fitted, outputs, codes)
+        return cls(mean_over_positions(outputs, mask), classes, probability, ambiguity)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Answers]) -> Answers:
+        """Those of several batches."""
+        classes = [part.classes for part in parts if part.classes is not None]
+        return cls(
+            torch.cat([part.outputs for part in parts]),
+            torch.cat(classes) if classes else None,
+            torch.cat([part.probability for part in parts]),
+            torch.cat([part.ambiguity for part in parts]),
+        )
 
 
 def outputs_and_layers(fitted: Fitted, inputs: Inputs, names: Sequence[str] | None = None) -> tuple[Tensor, Layers]:
@@ -301,25 +335,26 @@ class Neighbours:
     shrinkage: Tensor  # (r,) of their coefficients: v / (v + 1) for eigenvalues v
 
     @classmethod
-    def of(cls, fitted: Fitted, codes: Codes) -> tuple[Neighbours, Tensor, Tensor | None]:
+    def of(cls, fitted: Fitted, codes: Codes) -> tuple[Neighbours, Answers]:
         """Compute them from the training data, within `using_model`.
 
-        Also returns the outputs (s, ..., k) for these examples, and their predicted classes (s,), if there are any.
+        Also returns what the model answers for the s examples whose labels tell about an input.
         """
         counted = fitted.counted.nonzero().squeeze(1)
         trees = isinstance(fitted.problem.network.model, LeafSum)
         measured = evenly_spaced(counted, COMPARED if trees else MEASURED)
         index = evenly_spaced(measured, COMPARED)
         parts, seen = [], None
-        for _, inputs, _ in training_examples(fitted, index, "inputs of the layers"):
+        for here, inputs, _ in training_examples(fitted, index, "inputs of the layers"):
             if seen is None:  # a layer whose first axis is not that of the examples may have their number by chance
                 seen = evenly_chosen(tuple(outputs_and_layers(fitted, take(inputs, slice(0, 1)))[1]))
-            parts.append(outputs_and_layers(fitted, inputs, seen))
-        if sum(len(outputs) for outputs, _ in parts) != len(index):
+            outputs, layers = outputs_and_layers(fitted, inputs, seen)
+            parts.append((Answers.of(fitted, inputs, outputs, codes, here), layers))
+        if sum(len(answers.outputs) for answers, _ in parts) != len(index):
             raise partial_data_error()
-        outputs = torch.cat([outputs for outputs, _ in parts])
-        answers = predicted_classes(fitted, outputs, codes)
-        layers = joined_layers([layers for _, layers in parts]) or {OUTPUTS: mean_over_positions(outputs)}
+        said = Answers.joined([answers for answers, _ in parts])
+        outputs, answers = said.outputs, said.classes
+        layers = joined_layers([layers for _, layers in parts]) or {OUTPUTS: outputs}
         weights, first, rank = {"leaves": 1.0}, next(iter(layers)), len(index)
         label_embedding = distance_embedding = Embedding({}, layers[first])
         if not trees:
@@ -344,7 +379,7 @@ class Neighbours:
         found = cls(
             index, measured, label_embedding, distance_embedding, tuple(weights), nearest, bandwidth, vectors, shrinkage
         )
-        return found, outputs, answers
+        return found, said
 
     def surroundings(self, layers: Layers, squares: Tensor, top: int, examples: Tensor | None) -> Surroundings:
         """Compare inputs with the training examples, whose labels have squares (s,), as many at once as memory allows.
@@ -465,7 +500,7 @@ def layer_weights(units: Mapping[str, Tensor], outputs: Tensor, answers: Tensor 
     A power of the share of the variance of the answers, or of the outputs (s, k) without predicted classes, that the
     nearest other examples explain.
     """
-    predictions = outputs.reshape(len(outputs), -1) if answers is None else functional.one_hot(answers)
+    predictions = outputs if answers is None else functional.one_hot(answers)
     predictions = predictions.to(next(iter(units.values())).dtype)
     scored = evenly_spaced(torch.arange(len(predictions), device=predictions.device), SCORED)
     count, shares = neighbour_count(len(predictions)), dict[str, float]()
