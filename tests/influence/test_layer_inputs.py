@@ -135,6 +135,22 @@ def test_a_cell_may_be_called_another_number_of_times() -> None:
     assert bool(tracer.explain(x).scarcity.isfinite().all())
 
 
+def test_copies_of_examples_do_not_make_others_scarce() -> None:
+    """As after a class was sampled several times to balance a table."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 3)
+    targets = x[:, :1].sin() + 0.1 * torch.randn(300, 1)
+    model = trained(nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1)), (x,), targets)
+    asked = torch.randn(200, 3)
+    scarcity = []
+    for copies in (1, 5):
+        some = [one.repeat(copies, 1) for one in (x, targets)]
+        found = whence.fit(model, [tuple(some)], ridge=0.1, progress=False).explain(asked)
+        scarcity.append(found.scarcity.log())
+        assert float(found.scarce.double().mean()) < 0.15
+    torch.testing.assert_close(scarcity[1], scarcity[0], rtol=0.1, atol=0.1)
+
+
 class Recommender(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ from whence.influence.classes import (
     number_of_classes,
 )
 from whence.influence.fitted import Fitted
-from whence.influence.neighbours import WEIGHT_POWER, Neighbours, positions
+from whence.influence.neighbours import WEIGHT_POWER, Neighbours
 from whence.jacobian.leaves import LeafSum
 
 # Labels, and targets of a regression (the second number), are called noisy if the square expected around them is this
@@ -145,7 +145,7 @@ class Calibration:
         # How far is each training example from the others?
         answers = torch.zeros_like(index) if said.classes is None else said.classes
         lengths, near = neighbours.training_distances()
-        lengths, here = lengths.to(squares), positions(neighbours.measured, index)
+        lengths, here = lengths.to(squares), neighbours.distinct_positions(index)
         distances = DistanceScale.of(lengths, lengths[here], near[here], answers, ordinary)
         distance_z = distances.z_scores(lengths[here], near[here], answers)
         limit = disagreement_limit / unit if codes is None else disagreement_limit

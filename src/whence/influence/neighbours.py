@@ -327,7 +327,8 @@ class Neighbours:
     index: Tensor  # (s,) the training examples whose labels tell about an input, ascending
     measured: Tensor  # (l,) those that distances are measured from, ascending
     label_embedding: Embedding  # of the former, whitened by the total scatter
-    distance_embedding: Embedding  # of the latter, whitened by the scatter within classes
+    distance_embedding: Embedding  # of the latter without repetitions, whitened by the scatter within classes
+    distinct: Tensor  # (l,) which of these vectors each of them has
     names: tuple[str, ...]  # of the layers
     nearest: Tensor  # (s, c) the most similar other examples of each
     bandwidth: float
@@ -357,6 +358,7 @@ class Neighbours:
         layers = joined_layers([layers for _, layers in parts]) or {OUTPUTS: outputs}
         weights, first, rank = {"leaves": 1.0}, next(iter(layers)), len(index)
         label_embedding = distance_embedding = Embedding({}, layers[first])
+        distinct = torch.arange(len(measured), device=measured.device)
         if not trees:
             pairs = {name: Whitening.of(some, answers, codes is None or name == first) for name, some in layers.items()}
             weights = layer_weights({name: pairs[name][0](some) for name, some in layers.items()}, outputs, answers)
@@ -367,7 +369,8 @@ class Neighbours:
                 embed(within, outputs_and_layers(fitted, inputs, tuple(weights))[1])
                 for _, inputs, _ in training_examples(fitted, measured, "distances of the examples")
             ]
-            distance_embedding = Embedding(within, torch.cat(known))
+            kept, distinct = without_repetitions(torch.cat(known))
+            distance_embedding = Embedding(within, kept)
         similar = label_embedding.similarities(label_embedding.known)
         itself, count = torch.arange(len(index), device=index.device), neighbour_count(len(index))
         values, nearest = most_similar(similar, count, itself)
@@ -377,7 +380,16 @@ class Neighbours:
         sizes, vectors = (some[..., -rank:].to(values) for some in eigh(((similar - 1.0) / bandwidth).double().exp()))
         shrinkage = sizes / (sizes + 1.0)
         found = cls(
-            index, measured, label_embedding, distance_embedding, tuple(weights), nearest, bandwidth, vectors, shrinkage
+            index=index,
+            measured=measured,
+            label_embedding=label_embedding,
+            distance_embedding=distance_embedding,
+            distinct=distinct,
+            names=tuple(weights),
+            nearest=nearest,
+            bandwidth=bandwidth,
+            eigenvectors=vectors,
+            shrinkage=shrinkage,
         )
         return found, said
 
@@ -387,9 +399,11 @@ class Neighbours:
         Inputs that are training `examples` (m,), -1 for others, are not compared with themselves.
         """
         total, within = self.label_embedding(layers), self.distance_embedding(layers)
-        own, same = (None if examples is None else positions(one, examples) for one in (self.index, self.measured))
+        own = same = None
+        if examples is not None:
+            own, same = positions(self.index, examples), self.distinct_positions(examples)
         named, parts = min(top, len(squares) - (own is not None)), []
-        for some in in_chunks(len(total), len(self.measured), total.device):
+        for some in in_chunks(len(total), len(self.distance_embedding.known), total.device):
             own_here, same_here = (None if one is None else one[some] for one in (own, same))
             similar = self.distance_embedding.similarities(within[some])
             distances, nearest = mean_distance(similar, same_here)
@@ -407,6 +421,11 @@ class Neighbours:
             )
             parts.append(part)
         return Surroundings(*(torch.cat(each) for each in zip(*parts, strict=True)))
+
+    def distinct_positions(self, examples: Tensor) -> Tensor:
+        """(m,) positions of training examples (m,) among the vectors of the distance embedding; -1 for others."""
+        at = positions(self.measured, examples)
+        return torch.where(at >= 0, self.distinct[at], -1)
 
     def weights(self, similar: Tensor, own: Tensor | None = None) -> Tensor:
         """(m, s) weights of the examples' labels, which sum to one, from similarities (m, s) with them.
@@ -429,7 +448,7 @@ class Neighbours:
         return self.weights(self.label_embedding.similarities(self.label_embedding.known), itself)
 
     def training_distances(self) -> tuple[Tensor, Tensor]:
-        """(l,) mean distance of each measured example from the nearest others, and the examples around it (l, c)."""
+        """(r,) mean distance of each distinct vector from the nearest others, and which are around it (r, c)."""
         known = self.distance_embedding.known
         parts = [
             mean_distance(self.distance_embedding.similarities(known[some]), some)
@@ -437,6 +456,26 @@ class Neighbours:
         ]
         distances, nearest = (torch.cat(each) for each in zip(*parts, strict=True))
         return distances, nearest
+
+
+def without_repetitions(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors (r, d) of which none is another one's copy, of unit vectors (l, d), and which of them each one is (l,).
+
+    A copy of an example, as after oversampling, says nothing about how far others are.
+
+    Examples:
+        >>> kept, which = without_repetitions(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))
+        >>> kept.tolist(), which.tolist()
+        ([[1.0, 0.0], [0.0, 1.0]], [0, 1, 0])
+    """
+    every = torch.arange(len(vectors), device=vectors.device)
+    first = every[:0]
+    for some in in_chunks(len(vectors), len(vectors), vectors.device):
+        same = vectors[some] @ vectors.T >= 1.0 - LEAST_DISTANCE**2 / 2.0
+        first = torch.cat([first, torch.where(same, every, some.unsqueeze(1)).amin(1)])
+    first = first[first]  # of those that are copies of a copy
+    kept = first.unique()
+    return vectors[kept], torch.searchsorted(kept, first)
 
 
 def positions(index: Tensor, examples: Tensor) -> Tensor:
