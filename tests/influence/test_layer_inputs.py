@@ -88,6 +88,24 @@ def test_sequences_of_any_length_and_padding_have_the_same_verdicts() -> None:
         torch.testing.assert_close(getattr(padded, name), getattr(short, name), rtol=1e-3, atol=1e-4)
 
 
+def test_short_sequences_are_as_noisy_as_long_ones_whatever_the_columns() -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(1, 30, (120, 16))
+    mask = torch.ones_like(ids)
+    mask[::2, 4:] = 0
+    labels = torch.randint(5, (120, 16)).masked_fill(mask == 0, -100)
+    batches = [{**as_batch(ids, mask), "labels": labels}]
+    noise = []
+    for columns in ("all", 16):
+        tracer = whence.fit(
+            Tagger(), batches, likelihood="categorical", hessian_columns=columns, structure="core", progress=False
+        )
+        found = tracer.explain(as_batch(ids[:60], mask[:60]))
+        noise.append([float(found.disagreement[start::2].mean()) for start in (0, 1)])
+    for short, long in noise:
+        assert 0.75 < short / long < 1.33
+
+
 class Pair(nn.Module):
     """The squared distance of two inputs, by one network that both pass."""
 

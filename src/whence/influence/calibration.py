@@ -32,6 +32,7 @@ from whence.influence.classes import (
     class_labels,
     has_yes_or_no,
     number_of_classes,
+    positions_of_batches,
 )
 from whence.influence.fitted import Fitted
 from whence.influence.neighbours import WEIGHT_POWER, Neighbours
@@ -360,8 +361,10 @@ def squared_residuals(fitted: Fitted, codes: Codes, unit: float) -> Tensor:
     residuals = problem.unweighted(problem.isometric(residuals)) / unit
     if problem.units.weights is not None:
         positions = (problem.units.weights > 0).sum(1).clamp_min(1).to(residuals.dtype)
-    else:
-        positions = residuals.new_tensor(max(1.0, problem.counted_units / max(1, int(fitted.counted.sum()))))
+    else:  # a sketch of many outputs
+        counts = None if fitted.all_outputs else positions_of_batches(fitted)
+        mean = max(1.0, problem.counted_units / max(1, int(fitted.counted.sum())))
+        positions = residuals.new_tensor(mean) if counts is None else counts.clamp_min(1).to(residuals)
     if codes is None:
         return residuals.square().sum(1) / (positions * problem.width)
     scale = (codes[1] - codes[0]) ** 2 / (2.0 / problem.width if has_yes_or_no(fitted) else 1.0)

@@ -78,6 +78,19 @@ def labels_of_batches(fitted: Fitted) -> Tensor | None:
     return labels if len(labels) == len(fitted.counted) else None
 
 
+def positions_of_batches(fitted: Fitted) -> Tensor | None:
+    """(n,) how many positions of each training example count, from a pass over the data; `None` if not known."""
+    ignored = getattr(fitted.problem.likelihood, "ignore_index", None)
+    found = []
+    for batch in fitted.problem.batches.unsketched(None):
+        if batch.targets.dim() != 2 or batch.targets.is_floating_point() or ignored is None:
+            return None
+        found.append((batch.targets != ignored).sum(1))
+    counts = torch.cat(found)
+    known = len(counts) == len(fitted.counted) and int(counts[fitted.counted].sum()) == fitted.problem.counted_units
+    return counts if known else None
+
+
 def predicted_classes(fitted: Fitted, outputs: Tensor, codes: Codes) -> Tensor | None:
     """(m,) the class that outputs (m, k) predict; `None` unless they are one choice among classes."""
     if codes is None or has_several_labels(fitted) or outputs[0].numel() != outputs.shape[-1]:
