@@ -169,6 +169,27 @@ def test_copies_of_examples_do_not_make_others_scarce() -> None:
     torch.testing.assert_close(scarcity[1], scarcity[0], rtol=0.1, atol=0.1)
 
 
+class Twice(nn.Module):
+    """A layer that sees each example once, and then with its mirror image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.answer = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        once = self.layer(x).tanh()
+        both = self.layer(torch.cat([x, -x])).tanh()
+        found: Tensor = self.answer(once + both[: len(x)] + both[len(x) :])
+        return found
+
+
+def test_a_layer_may_be_called_with_another_number_of_rows() -> None:
+    torch.manual_seed(0)
+    x, targets = torch.randn(60, 3), torch.randn(60, 1)
+    found = whence.fit(Twice(), [(x, targets)], progress=False).explain(torch.randn(7, 3))
+    assert bool(found.scarcity.isfinite().all())
+
+
 class Recommender(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -415,7 +415,7 @@ def limit_for_classes(values: Tensor, classes: int) -> float:
         [0.25, 0.25, 0.38, 0.67]
     """
     usual = float(values.mean()) if len(values) else 0.0
-    possible = min(1.0, (1.0 - 1.0 / classes) / (1.0 - 1.0 / MANY_CLASSES))  # beside ten classes
+    possible = min(1.0, (1.0 - 1.0 / classes) / (1.0 - 1.0 / MANY_CLASSES))  # beside many classes
     return max(LEAST_DISAGREEMENT, min(NOISIER * usual, max(MOST_DISAGREEMENT * possible, possible - usual)))
 
 

@@ -187,7 +187,8 @@ class Explanation(Shown):
                 further = f"; with the model's own doubt, noise is {noise} (noisy from {percent(self.noise_limit)} on)"
         scarce_from = self.scarcity_limit * (BESIDE_NOISE if bool(self.noisy[number]) else 1.0)
         share = float(self.scarcity_p[number])
-        some = f"at most {percent(share)} of".replace("at most less", "less") if share < 0.5 else "most"
+        some = f"at most {percent(share)} of" if share < 0.5 else "most"
+        some = some.removeprefix("at most ") if some.startswith("at most less than") else some
         near = bool(self.scarcity[number] <= self.scarcity_limit)
         so = "answered as ambiguously" if share <= 1.0 - self.level and near else "as unusual"
         words = (

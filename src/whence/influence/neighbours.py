@@ -108,7 +108,7 @@ class LayerInputs:
     def layers(self, examples: int) -> Layers:
         """Those whose first axis is that of the examples; without any, all embeddings together."""
         given, embedded = (
-            {name: torch.cat(some, 1) for name, some in calls.items() if len(some[0]) == examples}
+            {name: torch.cat(some, 1) for name, some in calls.items() if all(len(one) == examples for one in some)}
             for calls in (self.given, self.embedded)
         )
         return given or ({EMBEDDINGS: torch.cat(list(embedded.values()), 1)} if embedded else {})

@@ -56,7 +56,7 @@ class LeafSum(nn.Module):
         scale: (leaves,) scale of each leaf.
         outputs: (trees,) the output that each tree adds to; `None` if a leaf adds to all outputs.
         base: (k,) outputs without trees.
-        ensemble: the trees as they were read.
+        ensemble: the fitted trees, read by the adapter of their library.
         reread: returns the present leaf values (leaves, w) of the user's model.
         own_ridge: the default ridge on the parameters, and in words where it comes from.
         table: the training rows as the user passed them, for display; `None` if not available.

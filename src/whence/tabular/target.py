@@ -79,7 +79,7 @@ class Target:
 def class_keys(cells: pandas.Series) -> pandas.Series:
     """What two cells of the same class have in common: equal whole numbers are one class, however they are spelled.
 
-    Numbers from 2**53 on are told apart by their text, since different ones are the same in double precision.
+    Whole numbers from 2**53 on are compared as text: as doubles, different ones could be equal.
 
     Examples:
         >>> import pandas

@@ -4,7 +4,7 @@ const reasons = (i) => {
   const shown = (value) => (data.classes ? percent(value) : short(value, 2));
   const around = data.classes ? "labels of inputs like this one contradict each other" : "targets of inputs like this one vary";
   const noise = `Its noise, how much ${around}, is ${shown(found)}; noisy from ${shown(data.noiseLimit)} on.`;
-  const some = points.scarcityP[i] < 0.5 ? `at most ${percent(points.scarcityP[i])} of` : "most";
+  const some = points.scarcityP[i] < 0.5 ? `${points.scarcityP[i] < 0.001 ? "" : "at most "}${percent(points.scarcityP[i])} of` : "most";
   const so = points.undecided[i] && points.scarcity[i] <= data.scarcityLimit ? "answered as ambiguously" : "as unusual";
   const scarcity = `Its scarcity is ${short(points.scarcity[i], 2)} (1 is ordinary); ${some} ordinary training examples are ${so}.`;
   const undecided = points.undecided[i] ? [`The model itself is undecided: it gives its answer a probability of ${percent(points.probability[i])}.`] : [];
