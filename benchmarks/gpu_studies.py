@@ -79,9 +79,9 @@ NATURAL = ("cifar-10", "cifar-10, ViT", "cifar-10, squared error")
 
 STUDIES: dict[str, list[Study]] = {
     "verdicts": [
-        *(verdicts(case, seeds, 45) for seeds in (range(400, 403), range(403, 405)) for case in NATURAL),
-        verdicts("fashion-mnist", range(400, 405), 10),
-        verdicts("fashion-mnist, squared error", range(400, 405), 10),
+        *(verdicts(case, range(seed, seed + 1), 150) for seed in range(405, 410) for case in NATURAL),
+        verdicts("fashion-mnist", range(405, 410), 30),
+        verdicts("fashion-mnist, squared error", range(405, 410), 30),
     ],
     "people": [
         *(people(labels, seed, 0, 70) for seed in (341, 342, 343) for labels in ("aggregate", "worst")),

@@ -9,10 +9,14 @@ each question is answered by `noise`, `scarcity`, `source` and `doubt`, and by w
 entropy, margin and energy of the network's answer; distance to the 50 nearest training examples in its last features,
 the entropy of their labels and their mean squared residual; the density of a Gaussian of each class there (DDU), and
 the Mahalanobis distance to the nearest class. `uncertain_by_class` says which classes the uncertain ones among the
-rightly predicted other points belong to. `separable` is how well a logistic
-regression on the network's last features tells points of the noisy class from those of the missing one if it learns
-from other test points, with their true classes: what the network does not represent, nobody can read off it. `--ranks
-FOLDER` keeps the ranks of all scores, from which `python -m benchmarks.learned_scores` learns the best combination.
+rightly predicted other points belong to. `separable` is how well a logistic regression on the network's last features
+tells points of the noisy class from those of the missing one if it learns from other test points, with their true
+classes: what the network does not represent, nobody can read off it.
+
+Under `pool` stands the same where `explain` is also given all test points as a pool of inputs of use; beside it the
+share of the pool among the 100 nearest in the last features (*pool share*), and a classifier that tells the pool from
+the training examples there (*pool classifier*). `--ranks FOLDER` keeps the ranks of all scores, from which
+`python -m benchmarks.learned_scores` learns the best combination.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from whence_paper.feature_scores import (
     class_density,
     class_distance,
     neighbour_scores,
+    pool_scores,
     probability_scores,
 )
 from whence_paper.networks import ViT
@@ -57,6 +62,7 @@ WEIGHT_DECAY = {"cifar-10": 5e-2}
 PEAK = {True: 3e-3, False: 2e-3}
 """Largest learning rate, for natural images and others."""
 GROUPS = ("noisy", "missing", "right", "wrong")
+OURS = ("noise", "disagreement", "scarcity", "source", "doubt", "ratio")
 CONTRASTS = {
     "noisy, rest": ("noisy", "other"),
     "missing, rest": ("missing", "other"),
@@ -197,6 +203,28 @@ def at_once(device: str) -> int:
     return 2000 if device == "cuda" else 500
 
 
+def judged(
+    found: whence.Explanation, others: Mapping[str, Tensor], truth: Mapping[str, Tensor], right: Tensor
+) -> dict[str, Any]:
+    """Verdicts by group of points, and how well ours and other scores (m,) answer each question."""
+    said = torch.tensor([VERDICTS.index(verdict) for verdict in found.verdicts])
+    confident = said == 0
+    scores = {key: getattr(found, key) for key in OURS} | dict(others)
+    areas = {
+        key: {
+            words: auroc(score.cpu()[truth[a] | truth[b]], truth[a][truth[a] | truth[b]])
+            for words, (a, b) in CONTRASTS.items()
+        }
+        for key, score in scores.items()
+    }
+    return {
+        "right_of_confident": float(right[confident].double().mean()) if bool(confident.any()) else None,
+        "right_of_uncertain": float(right[~confident].double().mean()) if bool((~confident).any()) else None,
+        "verdicts": {key: torch.bincount(said[truth[key]], minlength=4).tolist() for key in GROUPS},
+        "auroc": areas,
+    }
+
+
 @torch.no_grad()
 def baselines(case: Case, network: nn.Module, task: Task) -> dict[str, Tensor]:
     """Scores that need the network alone, or its features; the larger, the more doubtful."""
@@ -264,26 +292,25 @@ def run_draw(
     )
     seconds["fit"] = time.perf_counter() - clock
     clock = time.perf_counter()
-    found = tracer.explain(list(task.test_inputs.split(at_once(device))), level=LEVEL)
+    points = list(task.test_inputs.split(at_once(device)))
+    found = tracer.explain(points, level=LEVEL)
     seconds["first explain"] = time.perf_counter() - clock
+    clock = time.perf_counter()
+    beside = tracer.explain(points, level=LEVEL, pool=points)
+    seconds["explain beside a pool"] = time.perf_counter() - clock
     outputs, features = answers_and_features(network, task.test_inputs)
     right = outputs.argmax(1).cpu() == task.test_answers
     noisy, missing = task.test_labels == task.noisy, task.test_labels == task.missing
     other = ~noisy & ~missing
     truth = {"noisy": noisy, "missing": missing, "right": other & right, "wrong": other & ~right, "other": other}
-    said = torch.tensor([VERDICTS.index(verdict) for verdict in found.verdicts])
-    scores = {key: getattr(found, key) for key in ("noise", "disagreement", "scarcity", "source", "doubt", "ratio")}
-    scores.update(baselines(case, network, task))
+    others = baselines(case, network, task)
+    with_pool = pool_scores(answers_and_features(network, task.inputs)[1], features)
+    alone = judged(found, others, truth, right)
+    pooled = judged(beside, {"frequency": beside.frequency, **others, **with_pool}, truth, right)
     if ranks is not None:
-        keep_ranks(ranks, name, seed, {**scores, "ambiguity": found.ambiguity.nan_to_num()}, truth)
-    areas = {
-        key: {
-            words: auroc(score.cpu()[truth[a] | truth[b]], truth[a][truth[a] | truth[b]])
-            for words, (a, b) in CONTRASTS.items()
-        }
-        for key, score in scores.items()
-    }
-    confident = said == 0
+        kept = {key: getattr(found, key) for key in OURS} | {"ambiguity": found.ambiguity.nan_to_num()} | others
+        keep_ranks(ranks, name, seed, kept, truth)
+    confident = torch.tensor([verdict == VERDICTS[0] for verdict in found.verdicts])
     of_class = {
         str(label): round(float((~confident)[truth["right"] & (task.test_labels == label)].double().mean()), 4)
         for label in task.test_labels[truth["right"]].unique().tolist()
@@ -292,7 +319,7 @@ def run_draw(
         "case": name,
         "seed": seed,
         "n": len(task.inputs),
-        "test": len(said),
+        "test": len(found),
         "noisy_class": task.noisy,
         "missing_class": task.missing,
         "network": case.describe,
@@ -300,27 +327,25 @@ def run_draw(
         "loss": case.loss,
         "structure": case.structure,
         "accuracy_other": float(right[other].double().mean()),
-        "right_of_confident": float(right[confident].double().mean()) if bool(confident.any()) else None,
-        "right_of_uncertain": float(right[~confident].double().mean()) if bool((~confident).any()) else None,
-        "verdicts": {key: torch.bincount(said[truth[key]], minlength=4).tolist() for key in GROUPS},
+        **alone,
+        "pool": {"inputs": len(beside), **pooled},
         "uncertain_by_class": of_class,
         "noise_limit": found.noise_limit,
         "scarcity_limit": found.scarcity_limit,
         "separable": separable(features, noisy, missing),
-        "auroc": areas,
         "seconds": seconds,
     }
 
 
 def summary(row: dict[str, Any]) -> str:
-    """One line."""
-    shares = {key: [round(x / max(sum(counts), 1), 2) for x in counts] for key, counts in row["verdicts"].items()}
-    ours = {
-        key: [round(x, 3) for x in row["auroc"][key].values()]
-        for key in ("noise", "scarcity", "doubt", "source", "entropy")
-    }
-    spent = {key: round(value, 2) for key, value in row["seconds"].items()}
-    return f"{row['case']} draw {row['seed']} ({row['noisy_class']}, {row['missing_class']}): {shares} {ours} {spent}"
+    """A few lines."""
+    lines = [f"{row['case']} draw {row['seed']} ({row['noisy_class']}, {row['missing_class']})"]
+    for words, part in (("alone", row), ("beside a pool", row["pool"])):
+        shares = {key: [round(x / max(sum(counts), 1), 2) for x in counts] for key, counts in part["verdicts"].items()}
+        ours = {key: [round(x, 3) for x in part["auroc"][key].values()] for key in ("scarcity", "doubt", "source")}
+        lines.append(f"  {words}: {shares} {ours}")
+    lines.append(f"  { {key: round(value, 2) for key, value in row['seconds'].items()} }")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -258,7 +258,12 @@ class Tracer(Fitted):
         return join_batches(for_each_batch(self, x, lambda inputs, where: attribute(self, inputs, top, matrix)))
 
     def explain(
-        self, x: Any, level: float = 0.95, top: int = 5, examples: Sequence[int] | Tensor | None = None
+        self,
+        x: Any,
+        level: float = 0.95,
+        top: int = 5,
+        examples: Sequence[int] | Tensor | None = None,
+        pool: Any = None,
     ) -> Explanation:
         """Say for each prediction whether to trust it, and if not, whether labels or data are the cause.
 
@@ -272,6 +277,9 @@ class Tracer(Fitted):
             top: how many training examples to name for each prediction, among those that inputs are compared with.
             examples: (m,) for inputs that are training examples, their number; -1 for other inputs. They are then
                 not compared with themselves, and their ambiguity is that of the fit without them.
+            pool: inputs without labels, as for `predict`, of the kind that the model meets in use, at least 20; `x`
+                itself if it is many such inputs. A class that was never shown may look like a known one; the pool
+                tells, because inputs like these are frequent there and rare in training. Costs a forward pass over it.
 
         Examples:
             >>> import torch, whence
@@ -285,6 +293,10 @@ class Tracer(Fitted):
         check_count(top, "top", least=0)
         check_ungrouped(self)
         calibration, seen = self._calibration, 0
+        if pool is not None:
+            near = calibration.neighbours
+            vectors = for_each_batch(self, pool, lambda inputs, where: near.vectors(self, inputs), plain=True)
+            calibration = calibration.beside_pool(torch.cat(vectors))
         own = None if examples is None else torch.as_tensor(examples, device=self.problem.device)
         if own is not None and not bool(((own >= -1) & (own < self.problem.n)).all()):
             raise InputError(f"expected numbers of training examples, -1 to {self.problem.n - 1}, in `examples`.")

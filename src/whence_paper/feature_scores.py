@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 NEIGHBOURS = 50
+IN_POOL = 5000
+"""Training examples and inputs of a pool, each, that are told apart."""
 
 
 @torch.no_grad()
@@ -93,3 +99,28 @@ def class_distance(known: Tensor, labels: Tensor, features: Tensor) -> Tensor:
     away = (features.double().unsqueeze(1) - means).reshape(-1, features.shape[1])
     squares: Tensor = torch.linalg.solve_triangular(root, away.T, upper=False).square().sum(0)
     return squares.reshape(len(features), -1).amin(1).to(features.dtype)
+
+
+def pool_scores(known: Tensor, features: Tensor) -> dict[str, Tensor]:
+    """What inputs of use (m, d) tell, beside training examples (n, d); the larger, the more of a kind never shown.
+
+    The share of such inputs among the 100 nearest of both, by cosine; and how sure a logistic regression is that an
+    input is from the pool, if it has learned this from others (five-fold cross-validation).
+    """
+    known = known[torch.linspace(0, len(known) - 1, min(IN_POOL, len(known)), device=known.device).round().long()]
+    pool = torch.linspace(0, len(features) - 1, min(IN_POOL, len(features)), device=known.device).round().long()
+    both = F.normalize(torch.cat([known, features[pool]]), dim=1)
+    own = torch.full((len(features),), -1, device=known.device)
+    own[pool] = len(known) + torch.arange(len(pool), device=known.device)
+    shares = []
+    for some, itself in zip(F.normalize(features, dim=1).split(1000), own.split(1000), strict=True):
+        similar = some @ both.T
+        inside = (itself >= 0).nonzero().squeeze(1)
+        similar[inside, itself[inside]] = -2.0
+        nearest = similar.topk(min(2 * NEIGHBOURS, len(both) - 1), dim=1).indices
+        shares.append((nearest >= len(known)).double().mean(1))
+    either = torch.cat([known, features]).double().cpu().numpy()
+    new = [0] * len(known) + [1] * len(features)
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.001, max_iter=500, class_weight="balanced"))
+    sure = cross_val_predict(model, either, new, cv=5, method="decision_function")
+    return {"pool share": torch.cat(shares), "pool classifier": torch.from_numpy(sure[len(known) :])}

@@ -19,7 +19,7 @@ also true, by the main cause of doubt (`Calibration.source`), which weighs the t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -35,6 +35,7 @@ from whence.influence.classes import (
     positions_of_batches,
 )
 from whence.influence.fitted import Fitted
+from whence.influence.frequency import Pool
 from whence.influence.neighbours import WEIGHT_POWER, Neighbours
 from whence.jacobian.leaves import LeafSum
 
@@ -88,8 +89,13 @@ class Calibration:
     noise_limit: float  # labels are called noisy if `Explanation.noise` and
     disagreement_limit: float  # `Explanation.disagreement` are above these
     distances: DistanceScale
-    ordinary_z: Tensor  # z-scores of the distances of ordinary training examples, ascending
-    noisy_sources: Tensor  # `main_cause` of the training examples with noisy labels around them, ascending
+    example_z: Tensor  # (s,) z-scores of the distances of the training examples
+    ordinary: Tensor  # (s,) which of them are ordinary
+    noisy: Tensor  # (s,) which of them have noisy labels around them
+    example_disagreement: Tensor  # (s,) of the labels around them
+    ordinary_z: Tensor  # `example_z` of the ordinary ones, ascending
+    noisy_sources: Tensor  # `main_cause` of those with noisy labels around them, ascending
+    pool: Pool | None  # inputs of use, which say how frequent inputs like one are
     ambiguities: Tensor | None  # of the answers for ordinary training examples, ascending; `None` if they do not count
     noisy_everywhere: bool  # whether labels of classes contradict each other so much on average that none can stand out
     often_undecided: bool  # whether the model is undecided about many of the ordinary training examples
@@ -149,9 +155,8 @@ class Calibration:
         lengths, here = lengths.to(squares), neighbours.distinct_positions(index)
         distances = DistanceScale.of(lengths, lengths[here], near[here], answers, ordinary)
         distance_z = distances.z_scores(lengths[here], near[here], answers)
-        limit = disagreement_limit / unit if codes is None else disagreement_limit
-        disagreement = expected[noisy].sqrt() if codes is None else expected[noisy]
-        sources = main_cause(disagreement, limit, distance_z[noisy], codes is not None)
+        disagreement = unit * expected.sqrt() if codes is None else expected
+        sources = main_cause(disagreement[noisy], disagreement_limit, distance_z[noisy], codes is not None)
         number = f"{len(index):,} and scarcity with {len(neighbours.measured):,} of {known:,}"
         return cls(
             neighbours=neighbours,
@@ -162,8 +167,13 @@ class Calibration:
             noise_limit=noise_limit,
             disagreement_limit=disagreement_limit,
             distances=distances,
+            example_z=distance_z,
+            ordinary=ordinary,
+            noisy=noisy,
+            example_disagreement=disagreement,
             ordinary_z=distance_z[ordinary].sort().values,
             noisy_sources=sources.sort().values,
+            pool=None,
             ambiguities=ambiguities,
             noisy_everywhere=noisy_everywhere,
             often_undecided=often_undecided,
@@ -172,6 +182,16 @@ class Calibration:
             unit=unit,
             notes=(f"Noise is measured with {number} training examples.",) if len(index) < known else (),
         )
+
+    def beside_pool(self, vectors: Tensor) -> Calibration:
+        """The same where inputs of use with vectors (p, d) are known too."""
+        pool, here = Pool.of(self.neighbours, vectors), self.neighbours.distinct_positions(self.neighbours.index)
+        known = pool.frequency(self.neighbours.distance_embedding.known[here], here)
+        z = joint_z(self.example_z, known.z.to(self.example_z))
+        sources = main_cause(
+            self.example_disagreement[self.noisy], self.disagreement_limit, z[self.noisy], self.classes
+        )
+        return replace(self, pool=pool, ordinary_z=z[self.ordinary].sort().values, noisy_sources=sources.sort().values)
 
     def disagreement(self, average: Tensor) -> Tensor:
         """(m,) how often two labels differ, or the standard deviation of targets, from averages of squares (m,)."""
@@ -254,6 +274,11 @@ class Calibration:
     def _limit_z(self, level: float) -> float:
         """The limit of scarcity as a z-score of distances."""
         return math.log(self.scarcity_limit(level)) / self.distances.by_class.spread
+
+
+def joint_z(distance_z: Tensor, frequency_z: Tensor) -> Tensor:
+    """(m,) the z-scores of distances (m,) and of frequencies (m,) as one (Stouffer's method)."""
+    return (distance_z + frequency_z) / math.sqrt(2.0)
 
 
 def main_cause(disagreement: Tensor, limit: float, distance_z: Tensor, classes: bool) -> Tensor:

@@ -2,13 +2,15 @@
 
 Two numbers decide, the same for every loss and every structure. *Noise* is how much the labels of the training examples
 around an input contradict each other. *Scarcity* is how far the input is from the training examples, as the model sees
-them, relative to an ordinary training example. For classes an answer that is unusually ambiguous, although the labels
+them, relative to an ordinary training example; where inputs of use are given (a pool), also how frequent inputs like
+this one are there, beside the training examples. For classes an answer that is unusually ambiguous, although the labels
 around the input agree, is a sign of scarce data too, and so is a class that hardly any example has. `Calibration` holds
 the reference values, from the training set alone.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ from torch import Tensor
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
 from whence.errors import InputError
-from whence.influence.calibration import UNDECIDED, Calibration
+from whence.influence.calibration import UNDECIDED, Calibration, joint_z
 from whence.influence.fitted import Fitted, check_traced, divide
 from whence.influence.neighbours import Answers, outputs_and_layers
 from whence.results import frame
@@ -57,6 +59,7 @@ class Explanation(Shown):
             count alike, in standard deviations of their logarithms: the distance beside that of an ordinary example
             with the same answer, and the distance beside those of the examples around. 1 is ordinary, 2 is as unusual
             as twice the ordinary distance. Ordinary are examples around which labels agree, or all if these are few.
+            With a pool of inputs of use, how frequent inputs like this one are there counts as much as both distances.
         noise_p: (m,) how often residuals as large would occur together around the input by chance, if the noise were
             the same everywhere.
         scarcity_p: (m,) p-value: the share of ordinary training examples, each left out, with at least this scarcity.
@@ -66,6 +69,8 @@ class Explanation(Shown):
             than a fifth of the median of the classes, or a single one.
         ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ, for training
             `examples` from those of the fit without them; `nan` for regression.
+        frequency: (m,) how many times as frequent inputs like this one are in the pool as among the training examples;
+            `nan` without a pool.
         ho, hec3: (m,) traces of Ho and HeC3.
         check: (m, t) training examples with the largest terms in `disagreement`: labels to check first.
         near: (m, t) training examples with the largest weights in `disagreement`.
@@ -107,6 +112,7 @@ class Explanation(Shown):
     probability: Tensor
     rare: Tensor
     ambiguity: Tensor
+    frequency: Tensor
     ho: Tensor
     hec3: Tensor
     check: Tensor
@@ -197,6 +203,8 @@ class Explanation(Shown):
             f"its scarcity is {float(self.scarcity[number]):.2g} (1 is ordinary, scarce from {scarce_from:.2g} "
             f"on); {some} ordinary training examples are {so}"
         )
+        if not math.isnan(often := float(self.frequency[number])):
+            words += f"; inputs like it are {often:.2g} times as frequent in the pool as among the training examples"
         if bool(self._noise_found[number] & ~self.noisy[number]):
             words += (
                 "; beside its distance these labels stand out less than those of nine in ten examples with noisy ones"
@@ -229,6 +237,7 @@ class Explanation(Shown):
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per prediction."""
         names = ("noise", "disagreement", "ambiguity", "scarcity", "noise_p", "scarcity_p", "probability")
+        names += ("frequency",) * (not bool(self.frequency.isnan().all()))
         columns = {name: getattr(self, name) for name in (*names, "ratio", "ho", "hec3", "source", "doubt")}
         named = {name: [_listing(row) for row in getattr(self, name)] for name in ("check", "near")}
         return frame({"verdict": self.verdicts, **columns, **named})
@@ -284,6 +293,13 @@ def explain(
     disagreement = calibration.disagreement(around.average)
     noise = calibration.noise(disagreement, ambiguity)
     distance_z = calibration.distances.z_scores(around.distances, around.nearest, answers)
+    frequency = torch.full_like(distance_z, torch.nan)
+    if calibration.pool is not None:
+        vectors = neighbours.distance_embedding(layers)
+        own = None if examples is None else neighbours.distinct_positions(examples)
+        in_use = calibration.pool.frequency(vectors, own)
+        frequency = in_use.ratio.to(distance_z)
+        distance_z = joint_z(distance_z, in_use.z.to(distance_z))
     return Explanation(
         level=level,
         noise=noise,
@@ -294,6 +310,7 @@ def explain(
         probability=said.probability,
         rare=calibration.has_rare_answer(answers),
         ambiguity=ambiguity,
+        frequency=frequency,
         ho=ho,
         hec3=hec3,
         check=around.check,

@@ -393,6 +393,10 @@ class Neighbours:
         )
         return found, said
 
+    def vectors(self, fitted: Fitted, inputs: Inputs) -> Tensor:
+        """(m, d) what distances are measured between, of the inputs of a batch."""
+        return self.distance_embedding(outputs_and_layers(fitted, inputs, self.names)[1])
+
     def surroundings(self, layers: Layers, squares: Tensor, top: int, examples: Tensor | None) -> Surroundings:
         """Compare inputs with the training examples, whose labels have squares (s,), as many at once as memory allows.
 
