@@ -146,3 +146,13 @@ def test_what_cannot_be_learned_is_refused() -> None:
         WhenceRegressor(max_iter=0).fit([[0.0], [1.0]], [0.0, 1.0])
     with pytest.raises(InputError, match="expected one of"):
         WhenceRegressor((2,)).fit([[0.0], [1.0]], [0.0, 1.0]).predict([[0.0]], return_std=True, estimator="x")
+
+
+def test_a_pool_of_inputs_in_use_says_what_is_rare_in_training() -> None:
+    X, y = line(160)
+    model = WhenceRegressor((12,), ridge=0.1, random_state=0).fit(X, y)
+    in_use = np.linspace(X.min(), 3 * X.max(), 200).reshape(-1, 1)
+    found = model.explain(in_use, pool=in_use)
+    beyond = in_use[:, 0] > 1.5 * X.max()
+    assert float(found.frequency[beyond].median()) > 3 * float(found.frequency[~beyond].median())
+    assert model.explain(in_use).frequency.isnan().all()

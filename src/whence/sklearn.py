@@ -60,10 +60,10 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
         check_is_fitted(self)
         return self.tracer_.predict(self._inputs(X))
 
-    def explain(self, X: Any, level: float = 0.95, top: int = 5) -> Explanation:
+    def explain(self, X: Any, level: float = 0.95, top: int = 5, pool: Any = None) -> Explanation:
         """Verdicts as in `Tracer.explain`; training examples are given by their row in the `X` of `fit`."""
         check_is_fitted(self)
-        return self.tracer_.explain(self._inputs(X), level, top)
+        return self.tracer_.explain(self._inputs(X), level, top, pool=None if pool is None else self._inputs(pool))
 
     def _inputs(self, X: Any) -> Tensor:
         return torch.from_numpy(np.array(validate_data(self, X, dtype=np.float64, reset=False)))

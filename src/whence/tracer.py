@@ -498,7 +498,7 @@ class Tracer(Fitted):
             **options: `ids` (a name for each prediction, or a pair of such lists for predictions and training
                 examples), `title`, `about` (paragraphs below the answer), `sections` (your own parts, see
                 `docs/report.md`), `trust` (the result of `Tracer.trust`), `level` (of the verdicts, 0.95), `examples`
-                (as for `explain`) and `traced` (how many predictions to trace to training examples, 500).
+                and `pool` (as for `explain`) and `traced` (how many predictions to trace to training examples, 500).
 
         Returns:
             The path of the file.

@@ -121,11 +121,13 @@ def _print_fit(output: Output, tracer: whence.Tracer, trust: whence.Trust | None
     }
 
 
-def write_report(tracer: whence.Tracer, out: Path, inputs: Any, trust: whence.Trust | None = None) -> None:
+def write_report(
+    tracer: whence.Tracer, out: Path, inputs: Any, trust: whence.Trust | None = None, pool: Any = None
+) -> None:
     """Write the report on all inputs; these and training examples are numbered from one, as by the other commands."""
     counts = {"row": len(tracer.predict(inputs)), "training example": tracer.problem.n}
     ids = [[f"{name} {number}" for number in range(1, total + 1)] for name, total in counts.items()]
-    tracer.report(out, inputs, ids=tuple(ids), trust=trust)
+    tracer.report(out, inputs, ids=tuple(ids), trust=trust, pool=pool)
 
 
 class SpecFile:

@@ -37,6 +37,14 @@ Data = Annotated[Path | None, Argument(help="New rows, CSV or parquet; new texts
 Spec = Annotated[
     Path | None, Option(help="The Python file passed to `whence fit`, which is run; or the language model's folder.")
 ]
+InUse = Annotated[
+    bool,
+    Option(
+        "--pool",
+        help="Take these rows or inputs together as a pool of those met in use: what is frequent among them "
+        "and rare in training is scarce.",
+    ),
+]
 PREDICTED = ("prediction", "lower", "upper", "std", "probability", "probability_std")  # of a row of a table
 NAMED = 3  # rows that cannot be right, named in a note
 
@@ -50,6 +58,7 @@ def predict(
     rows: console.Rows = 0,
     delimiter: console.Delimiter = None,
     verdicts: Annotated[bool, Option(help="Also say why predictions are uncertain, which takes longer.")] = True,
+    pool: InUse = False,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
 ) -> None:
@@ -58,11 +67,13 @@ def predict(
     Examples:
     - `whence predict bank.whence new.csv` writes new-predictions.csv
     - `whence predict bank.whence new.csv --json > rows.json`
+    - `whence predict bank.whence new.csv --pool` finds kinds of rows that are new
     - `whence predict network.whence --spec network.py` for a fit made by `whence fit`
     """
     console.check_writable(csv, read=(saved, data, spec))
     output = Output(as_json)
     query = _load(saved, data, spec, rows, delimiter, not quiet)
+    query.in_use = pool
     path = csv or (None if as_json else Path(f"{query.stem}-predictions.csv"))
     console.check_writable(path, read=(saved, data, spec))
     frame = query.frame(verdicts)
@@ -94,6 +105,7 @@ def explain(
     top: Annotated[int, Option(min=1, help="How many training examples to name.")] = 5,
     spec: Spec = None,
     delimiter: console.Delimiter = None,
+    pool: InUse = False,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
 ) -> None:
@@ -108,6 +120,7 @@ def explain(
     """
     output = Output(as_json)
     query = _load(saved, data, spec, 0, delimiter, not quiet)
+    query.in_use = pool
     content = query.explain(row, top)
     output.notes(query.notes)
     for one in content:
@@ -131,6 +144,7 @@ def report(
     spec: Spec = None,
     rows: console.Rows = 10_000,
     delimiter: console.Delimiter = None,
+    pool: InUse = False,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
 ) -> None:
@@ -141,6 +155,7 @@ def report(
     console.check_writable(out, read=(saved, data, spec))
     output = Output(as_json)
     query = _load(saved, data, spec, rows, delimiter, not quiet)
+    query.in_use = pool
     query.report(out)
     output.notes(query.notes)
     output.files({"report": out})
@@ -187,6 +202,7 @@ class SavedNetwork:
 
     unit = "example"
     variance = "hec3"  # whose shares order training examples
+    in_use = False  # whether all inputs together are a pool of those that the model meets in use
     legend = (
         "Examples are counted from 1, in the order of test_loader() and of train_loader(). Without it: the size of the "
         "residual of that training example in the fit without it."
@@ -224,7 +240,7 @@ class SavedNetwork:
             for place, (name, values) in enumerate(self._answers.items(), 1):
                 frame.insert(place, name, values.flatten().tolist())
         if verdicts:
-            explanation = self.tracer.explain(self.inputs)
+            explanation = self.tracer.explain(self.inputs, pool=self.inputs if self.in_use else None)
             frame = frame.join(verdicts_frame(explanation, self.examples))
             self.notes.extend(explanation.notes)
         return frame
@@ -235,11 +251,11 @@ class SavedNetwork:
 
     def report(self, out: Path) -> None:
         """Write the report on all inputs."""
-        write_report(self.tracer, out, self.inputs)
+        write_report(self.tracer, out, self.inputs, pool=self.inputs if self.in_use else None)
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """Verdicts, and training examples with the largest shares; of the most doubtful rows if none are named."""
-        verdicts = self.tracer.explain(self.inputs, top=top)
+        verdicts = self.tracer.explain(self.inputs, top=top, pool=self.inputs if self.in_use else None)
         numbers = range(1, len(verdicts) + 1)
         shares = getattr(self.tracer.attribute(self.inputs, top=top), self.variance)
         places = choose_places(rows, numbers, verdicts.doubt)
@@ -339,7 +355,8 @@ class SavedTable(SavedNetwork):
         """One line for each row."""
         if not verdicts:
             return self._predictions.rows_frame().drop(columns="verdict")
-        self._predictions = predict_rows(self.fitted, self.rows, numpy.arange(len(self.rows)))
+        pool = self.rows if self.in_use else None
+        self._predictions = predict_rows(self.fitted, self.rows, numpy.arange(len(self.rows)), pool)
         return self._predictions.rows_frame()
 
     def scores(self) -> list[Score]:
@@ -351,14 +368,15 @@ class SavedTable(SavedNetwork):
         rows, target = self.rows.copy(), self.fitted.model.target.name
         if target in rows.columns:
             rows.loc[self.wrong, target] = numpy.nan
-        report_rows(out, self.fitted, rows, f"{count(len(rows), 'row')} of {self.name}.", self.notes)
+        about = f"{count(len(rows), 'row')} of {self.name}."
+        report_rows(out, self.fitted, rows, about, self.notes, in_use=self.in_use)
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """Explain rows; a table may have too many rows to explain all of them."""
         predicted = self._predictions.frame if rows is None else {}
         places = choose_places(rows, self.rows.index, predicted.get("probability_std", predicted.get("hec3", ())))
         some = SavedTable(self.fitted, self.rows.iloc[places], [], self.name)
-        verdicts = self.fitted.explain(some.rows, top)
+        verdicts = self.fitted.explain(some.rows, top, self.rows if self.in_use else None)
         shares = self.tracer.attribute(some.inputs, top=top).hec3
         impossible = self.fitted.impossible(some.rows)
         return [

@@ -220,8 +220,13 @@ def report_rows(
     notes: list[str],
     train: pandas.DataFrame | None = None,
     traced: int = TRACED,
+    in_use: bool = False,
 ) -> None:
-    """Write the report on the rows of a table, with targets if some of them have one."""
+    """Write the report on the rows of a table, with targets if some of them have one.
+
+    Args:
+        in_use: whether the rows are also a pool of rows that the model meets in use.
+    """
     model, inputs, values = fitted.model, fitted.model.encode(rows), fitted.model.targets(rows)
     word = "row" if train is not None else "training row"
     paragraphs = [about, *(f"Note: {note}." for note in notes[:NOTES])]
@@ -238,6 +243,7 @@ def report_rows(
         traced=traced,
         intervals=fitted.intervals,
         examples=fitted.training_examples(rows),
+        pool=inputs if in_use else None,
     )
 
 

@@ -236,8 +236,9 @@ class Explanation(Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per prediction."""
-        names = ("noise", "disagreement", "ambiguity", "scarcity", "noise_p", "scarcity_p", "probability")
-        names += ("frequency",) * (not bool(self.frequency.isnan().all()))
+        names = ["noise", "disagreement", "ambiguity", "scarcity", "noise_p", "scarcity_p", "probability"]
+        if not bool(self.frequency.isnan().all()):
+            names.append("frequency")
         columns = {name: getattr(self, name) for name in (*names, "ratio", "ho", "hec3", "source", "doubt")}
         named = {name: [_listing(row) for row in getattr(self, name)] for name in ("check", "near")}
         return frame({"verdict": self.verdicts, **columns, **named})

@@ -128,7 +128,7 @@ class Fitted(Shown):
         """Predictions with variances."""
 
     @abstractmethod
-    def explain(self, x: Any, level: float = 0.95, top: int = 5, examples: Any = None) -> Any:
+    def explain(self, x: Any, level: float = 0.95, top: int = 5, examples: Any = None, pool: Any = None) -> Any:
         """Verdicts."""
 
 

@@ -49,6 +49,7 @@ class Report:
         traced: int = 500,
         intervals: Intervals | None = None,
         examples: Any = None,
+        pool: Any = None,
     ) -> None:
         check_level(level)
         check_count(traced, "traced")
@@ -66,7 +67,7 @@ class Report:
         test_ids, train_ids = as_pair(ids)
         self.test_ids = _as_ids(test_ids, sizes[0], "prediction")
         self.train_ids = _as_ids(train_ids, sizes[1], "training example")
-        self.traced = trace(fitted, test_data, self.predictions.uncertainty, float(level), traced, examples)
+        self.traced = trace(fitted, test_data, self.predictions.uncertainty, float(level), traced, examples, pool)
         with using_model(fitted):
             self.trust = trust_of_fit(fitted) if trust is None else trust
         self.charts = charts(self.predictions)

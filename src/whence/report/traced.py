@@ -61,10 +61,17 @@ def choose(uncertainty: Uncertainty, count: int) -> Tensor:
 
 
 def trace(
-    fitted: Fitted, source: Examples, uncertainty: Uncertainty, level: float, count: int, examples: Any = None
+    fitted: Fitted,
+    source: Examples,
+    uncertainty: Uncertainty,
+    level: float,
+    count: int,
+    examples: Any = None,
+    pool: Any = None,
 ) -> Traced:
     """Trace at most `count` predictions, and give a verdict on all of them."""
-    explanation = combine([fitted.explain(source.batches, level, EXAMPLES, examples)], lambda values: values[0].cpu())
+    explanation = fitted.explain(source.batches, level, EXAMPLES, examples, pool)
+    explanation = combine([explanation], lambda values: values[0].cpu())
     check_same(uncertainty.ho.sum(1).cpu(), explanation.ho)
     chosen = choose(uncertainty, count)
     inputs = Examples(list(source.select(chosen.tolist())), source.positional)

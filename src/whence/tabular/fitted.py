@@ -185,9 +185,10 @@ class FittedTable:
         same = (self.inputs[torch.from_numpy(places)] == self.model.encode(frame)).all(1).numpy()
         return torch.from_numpy(numpy.where(same & (self.rows[places] == frame.index), places, -1))
 
-    def explain(self, frame: pandas.DataFrame, top: int = 5) -> Explanation:
-        """Verdicts on rows of a table."""
-        return self.tracer.explain(self.batches(frame), top=top, examples=self.training_examples(frame))
+    def explain(self, frame: pandas.DataFrame, top: int = 5, pool: pandas.DataFrame | None = None) -> Explanation:
+        """Verdicts on rows of a table; a pool is rows of the kind that the model meets in use."""
+        in_use = None if pool is None else self.batches(pool)
+        return self.tracer.explain(self.batches(frame), top=top, examples=self.training_examples(frame), pool=in_use)
 
 
 def prepare(

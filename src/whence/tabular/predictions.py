@@ -79,8 +79,10 @@ def distinct_names(cells: pandas.DataFrame, taken: Iterable[str]) -> pandas.Data
     return cells.set_axis(names, axis=1).reset_index(drop=True)
 
 
-def predict_rows(fitted: FittedTable, rows: pandas.DataFrame, explain: Any = ()) -> RowPredictions:
-    """Predict all rows of a table; those at the positions `explain` get a verdict."""
+def predict_rows(
+    fitted: FittedTable, rows: pandas.DataFrame, explain: Any = (), pool: pandas.DataFrame | None = None
+) -> RowPredictions:
+    """Predict all rows of a table; those at the positions `explain` get a verdict, beside a pool of rows if given."""
     model = fitted.model
     uncertainty = fitted.tracer.predict(fitted.batches(rows), covariance=True)
     hec3 = uncertainty.hec3.sum(1).numpy()
@@ -103,7 +105,7 @@ def predict_rows(fitted: FittedTable, rows: pandas.DataFrame, explain: Any = ())
     frame = frame_of(columns)
     if len(explain):
         some = rows.iloc[explain]
-        verdicts = verdicts_frame(fitted.explain(some), fitted.rows)
+        verdicts = verdicts_frame(fitted.explain(some, pool=pool), fitted.rows)
         verdicts.loc[numpy.array(fitted.impossible(some)) != "", "verdict"] = CHECK_INPUT
         frame = frame.join(verdicts.set_axis(explain))
         frame = frame.fillna(dict.fromkeys(("verdict", "check", "near"), ""))
@@ -119,7 +121,8 @@ def verdicts_frame(found: Explanation, numbers: Any) -> pandas.DataFrame:
     """
     named = {name: numbers[getattr(found, name).cpu().numpy()] for name in ("check", "near")}
     texts = {name: [" ".join(map(str, some)) for some in rows] for name, rows in named.items()}
-    return found.to_frame()[["verdict", *NUMBERS]].assign(**texts)
+    frame = found.to_frame()
+    return frame[["verdict", *NUMBERS, *frame.columns.intersection(["frequency"])]].assign(**texts)
 
 
 def affordable_rows(rows: Any, first: Any, fitted: FittedTable) -> Any:
