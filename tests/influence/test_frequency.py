@@ -119,6 +119,15 @@ def test_inputs_of_a_class_that_was_never_shown_are_found_among_those_of_a_known
     assert "pool" not in alone.sentence(one)
 
 
+def test_a_pool_without_inputs_of_a_kind_hides_none_of_them(shifted: tuple[Tracer, Tensor, Tensor]) -> None:
+    tracer, inputs, label = shifted
+    new = label == 3
+    alone, beside = tracer.explain(inputs[new]), tracer.explain(inputs[new], pool=inputs[~new])
+    assert bool((beside.scarcity >= alone.scarcity * (1.0 - 1e-9)).all())
+    missed = float((alone.scarce & ~beside.scarce).double().mean())
+    assert missed < 0.1
+
+
 def test_labels_that_contradict_each_other_stay_the_cause_where_the_pool_has_no_more_inputs(
     generator: torch.Generator,
 ) -> None:

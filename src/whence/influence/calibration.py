@@ -277,8 +277,15 @@ class Calibration:
 
 
 def joint_z(distance_z: Tensor, frequency_z: Tensor) -> Tensor:
-    """(m,) the z-scores of distances (m,) and of frequencies (m,) as one (Stouffer's method)."""
-    return (distance_z + frequency_z) / math.sqrt(2.0)
+    """(m,) the z-scores of distances (m,) and of frequencies (m,) as one (Stouffer's method).
+
+    Never less than the first: that a pool has none like an input does not make it less scarce.
+
+    Examples:
+        >>> joint_z(torch.tensor([0.0, 3.0, 3.0]), torch.tensor([2.0, 2.0, -2.0]))
+        tensor([1.4142, 3.5355, 3.0000])
+    """
+    return torch.maximum(distance_z, (distance_z + frequency_z) / math.sqrt(2.0))
 
 
 def main_cause(disagreement: Tensor, limit: float, distance_z: Tensor, classes: bool) -> Tensor:

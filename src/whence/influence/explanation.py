@@ -59,7 +59,8 @@ class Explanation(Shown):
             count alike, in standard deviations of their logarithms: the distance beside that of an ordinary example
             with the same answer, and the distance beside those of the examples around. 1 is ordinary, 2 is as unusual
             as twice the ordinary distance. Ordinary are examples around which labels agree, or all if these are few.
-            With a pool of inputs of use, how frequent inputs like this one are there counts as much as both distances.
+            With a pool of inputs of use, how frequent inputs like this one are there counts as much as both distances,
+            if that makes it larger.
         noise_p: (m,) how often residuals as large would occur together around the input by chance, if the noise were
             the same everywhere.
         scarcity_p: (m,) p-value: the share of ordinary training examples, each left out, with at least this scarcity.
