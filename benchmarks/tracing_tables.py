@@ -75,6 +75,11 @@ GOALS = (
     "for `noise`, of margin, entropy, kNN distance and DDU for missing classes, and of margin, entropy and energy for "
     "wrong predictions."
 )
+BESIDE_POOL = (
+    "The same, where `explain` is given the test points as a pool of inputs of use (without their labels). The best "
+    "other score is as above, without the pool."
+)
+WITH_POOL = ("noise", "scarcity", "source", "doubt", "frequency")
 OTHERS = {
     "noisy, rest": ("entropy", "kNN label entropy"),
     "missing, rest": ("margin", "entropy", "kNN distance", "DDU"),
@@ -125,34 +130,50 @@ def area(rows: list[Row], name: str, contrast: str) -> float:
 
 def verdicts(record: Row) -> str:
     """What was to be reached, verdicts and accuracies of each study, areas beside the baselines, then every draw."""
-    studies = grouped(unseen(record), "case")
+    alone = grouped(unseen(record), "case")
+    pool = {case: [{**row, **row["pool"]} for row in rows] for case, rows in alone.items()}
     told = " / ".join(record["verdicts"])
-    head = "study | draws | noisy class | missing class | others, predicted rightly | others, wrongly | "
-    head += "right of confident, of uncertain"
-    lines, areas = [], []
-    names = list(dict.fromkeys(key for row in record["rows"] for key in row["auroc"]))
-    for (case,), rows in studies.items():
-        called = [shares(row["verdicts"][group] for row in rows) for group in GROUPS]
-        right = [
-            f"{100 * mean(row[key] for row in rows):.0f} %" for key in ("right_of_confident", "right_of_uncertain")
-        ]
-        lines.append([case, len(rows), *called, ", ".join(right)])
-        for contrast in rows[0]["auroc"]["noise"]:
-            found = {key: mean(row["auroc"][key][contrast] for row in rows) for key in rows[0]["auroc"]}
-            best = max(found.values())
-            cells = {key: f"**{value:.3f}**" if value == best else f"{value:.3f}" for key, value in found.items()}
-            areas.append([case, contrast, *(cells.get(key, "") for key in names)])
-    parts = [made(record), GOALS, goals(studies)]
-    parts += [f"Percentage of the points that are called {told}.", table(head, lines)]
+    parts = [made(record), GOALS, goals(alone), BESIDE_POOL, goals(pool)]
     parts += [
-        "AUROC, means over draws; HeC3/Ho is `ratio`, *wrong, right* are predictions of other classes.",
-        table(" | ".join(["study", "", *names]), areas),
+        f"Percentage of the points that are called {told}, without a pool and beside it.",
+        called_table(alone, pool),
+        "AUROC without a pool, means over draws; HeC3/Ho is `ratio`, *wrong, right* are predictions of other classes.",
+        areas_table(alone, list(dict.fromkeys(key for row in record["rows"] for key in row["auroc"]))),
+        "AUROC beside a pool. *Pool share* and *pool classifier* use the pool too, but not whence.",
+        areas_table(pool, [*WITH_POOL, "pool share", "pool classifier"]),
     ]
-    for (case,), rows in studies.items():
+    for (case,), rows in alone.items():
         first = rows[0]
         heading = f"{case}: {first['network']}, {first['loss']}, {first['n']} examples, {first['test']} test points"
         parts.append(folded(heading, draws_table(rows, told)))
     return "\n\n".join(parts)
+
+
+def called_table(alone: dict[tuple[Any, ...], list[Row]], pool: dict[tuple[Any, ...], list[Row]]) -> str:
+    """Verdicts by group of points, and how often confident and other predictions are right."""
+    head = "study | draws | | noisy class | missing class | others, predicted rightly | others, wrongly | "
+    head += "right of confident, of uncertain"
+    lines = []
+    for (case,) in alone:
+        for words, rows in (("alone", alone[case,]), ("pool", pool[case,])):
+            called = [shares(row["verdicts"][group] for row in rows) for group in GROUPS]
+            right = [
+                f"{100 * mean(row[key] for row in rows):.0f} %" for key in ("right_of_confident", "right_of_uncertain")
+            ]
+            lines.append([case, len(rows), words, *called, ", ".join(right)])
+    return table(head, lines)
+
+
+def areas_table(studies: dict[tuple[Any, ...], list[Row]], names: list[str]) -> str:
+    """Mean areas of some scores, the best of each line in bold."""
+    lines = []
+    for (case,), rows in studies.items():
+        for contrast in rows[0]["auroc"]["noise"]:
+            found = {key: mean(row["auroc"][key][contrast] for row in rows) for key in names if key in rows[0]["auroc"]}
+            best = max(found.values())
+            cells = {key: f"**{value:.3f}**" if value == best else f"{value:.3f}" for key, value in found.items()}
+            lines.append([case, contrast, *(cells.get(key, "") for key in names)])
+    return table(" | ".join(["study", "", *names]), lines)
 
 
 def learned_scores(record: Row) -> str:
@@ -183,6 +204,7 @@ def draws_table(rows: list[Row], told: str) -> str:
     """Every draw: counts of each verdict by class, and the areas of the two numbers."""
     head = "draw | noisy, missing class | accuracy of others | noise: noisy, rest | noise: noisy, missing | "
     head += "scarcity: missing, rest | separable | " + " | ".join(f"{group}: {told}" for group in GROUPS)
+    head += " | missing, beside a pool"
     lines = [
         [
             row["seed"],
@@ -192,6 +214,7 @@ def draws_table(rows: list[Row], told: str) -> str:
             f"{row['auroc']['scarcity']['missing, rest']:.3f}",
             f"{row['separable']:.3f}",
             *(" / ".join(map(str, row["verdicts"][group])) for group in GROUPS),
+            " / ".join(map(str, row["pool"]["verdicts"]["missing"])),
         ]
         for row in rows
     ]
@@ -235,6 +258,39 @@ def by_heart(record: Row) -> str:
     return f"{made(record)}\n\n{table(head, lines)}"
 
 
+def pools(record: Row) -> str:
+    """Verdicts beside pools of several sizes, and with fewer and fewer inputs of the missing class."""
+    lines = []
+    for (case,), rows in grouped(record["rows"], "case").items():
+        largest = max(row["pool"] for row in rows)
+        natural = {row["seed"]: row["share"] for row in rows if row["pool"] == largest}
+        kinds: dict[tuple[str, str], list[Row]] = {}
+        for row in rows:
+            whole = row["share"] == natural[row["seed"]]
+            size = "none" if not row["pool"] else "all test points" if row["pool"] == largest else f"{row['pool']:,}"
+            size = size if whole or not row["pool"] else "5,000, or all others"
+            share = "as the others" if whole else "" if not row["pool"] else f"{100 * row['share']:.3g} %"
+            kinds.setdefault((size, share), []).append(row)
+        for (size, share), some in kinds.items():
+            called = {
+                group: [
+                    [count / max(sum(row["verdicts"][group]), 1) for count in row["verdicts"][group]] for row in some
+                ]
+                for group in GROUPS
+            }
+            cells = [
+                mean(one[1] + one[3] for one in called["noisy"]),
+                mean(1.0 - one[0] for one in called["missing"]),
+                mean(one[2] for one in called["missing"]),
+                mean(1.0 - one[0] for one in called["right"]),
+            ]
+            found = f"{area(some, 'scarcity', 'missing, rest'):.3f}"
+            lines.append([case, size, share, *(f"{100 * value:.0f} %" for value in cells), found])
+    head = "study | inputs in the pool | of the missing class | noisy class called noisy | missing class uncertain | "
+    head += "scarce alone | correct others uncertain | AUROC of scarcity, missing against rest"
+    return f"{made(record)}\n\n{table(head, lines)}"
+
+
 def table_verdicts(record: Row) -> str:
     """Verdicts of `whence table` on the rows in question and on all others, every seed."""
     told = " / ".join(next(iter(record["rows"]))["others"])
@@ -259,6 +315,7 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "by_heart": by_heart,
     "label_errors": label_errors,
     "verdicts": verdicts,
+    "pools": pools,
     "learned_scores": learned_scores,
     "table_verdicts": table_verdicts,
     "label_errors_images": replaced_labels,

@@ -75,14 +75,20 @@ def test_neighbours_are_counted_as_by_brute_force(generator: torch.Generator) ->
         neighbours = tracer._calibration.neighbours
         vectors = neighbours.vectors(tracer, inputs)
     pool = Pool.of(neighbours, vectors[:60])
-    known, count = neighbours.distance_embedding.known, 22  # an eighth of 120 + 60 - 1
+    known = neighbours.distance_embedding.known
+    counts = [22, 44, 88]  # an eighth of 120 and of 60; twice and four times as many
     x = torch.cat([known[:10], vectors[50:]])  # training examples, inputs of the pool, and others
     own = torch.tensor([*range(10), *[-1] * 25])
     found, share = pool.frequency(x, own), 60 / 180
-    for row, (inside, beside) in enumerate(brute_force(known, vectors[:60], x, count, own.tolist())):
-        assert inside + beside == count
-        z = (inside - count * share) / (count * share * (1 - share)) ** 0.5
-        assert float(found.z[row]) == pytest.approx(z)
+    scales = [brute_force(known, vectors[:60], x, count, own.tolist()) for count in counts]
+    for row in range(len(x)):
+        z = []
+        for count, found_here in zip(counts, scales, strict=True):
+            inside, beside = found_here[row]
+            assert inside + beside == count
+            z.append((inside - count * share) / (count * share * (1 - share)) ** 0.5)
+        inside, beside = scales[0][row]
+        assert float(found.z[row]) == pytest.approx(sum(z) / 3)
         assert float(found.ratio[row]) == pytest.approx((inside + 0.5) / (beside + 0.5) * 2.0)
 
 

@@ -224,8 +224,7 @@ def report_rows(
 ) -> None:
     """Write the report on the rows of a table, with targets if some of them have one.
 
-    Args:
-        in_use: whether the rows are also a pool of rows that the model meets in use.
+    If `in_use`, the rows are also the pool of rows that the model meets in use.
     """
     model, inputs, values = fitted.model, fitted.model.encode(rows), fitted.model.targets(rows)
     word = "row" if train is not None else "training row"

@@ -7,7 +7,9 @@ each of these would come from the pool with probability p = P / (P + T), for P a
 
     z = (a - (a + b) p) / sqrt((a + b) p (1 - p)),    frequency = (a / b) / (P / T)
 
-are how surprising their number is, and how many times as frequent such inputs are in use. No label enters.
+are how surprising their number is, and how many times as frequent such inputs are in use. No label enters. The z-score
+is the mean of three, among as many as are neighbours in a set of each size, twice and four times as many: a kind of
+inputs may be rare and apart, or frequent and among others.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from whence.influence.fitted import evenly_spaced
 from whence.influence.neighbours import MEASURED, Embedding, Neighbours, in_chunks, neighbour_count, without_repetitions
 from whence.linalg import largest
 
+SCALES = (1, 2, 4)  # times as many neighbours as usual
 LEAST_POOL = 20  # fewer inputs say too little about how frequent others are
 SAME = 1e-6  # similarities that differ by less are equal up to rounding
 NOT_COMPARED = -2.0  # below every similarity
@@ -63,7 +66,8 @@ class Pool:
         themselves. An input that has the same vector as one of the pool is taken to be that one.
         """
         training, pool = len(self.known.known), len(self.vectors.known)
-        count, share = neighbour_count(training) + neighbour_count(pool), pool / (pool + training)
+        most, share = training + pool - 2, pool / (pool + training)
+        counts = [min(times * (neighbour_count(training) + neighbour_count(pool)), most) for times in SCALES]
         found = []
         for some in in_chunks(len(vectors), training + pool, vectors.device):
             ours, theirs = self.known.similarities(vectors[some]), self.vectors.similarities(vectors[some])
@@ -73,9 +77,10 @@ class Pool:
             closest, which = theirs.max(1)
             rows = (closest >= 1.0 - SAME).nonzero().squeeze(1)
             theirs[rows, which[rows]] = NOT_COMPARED
-            last = largest(torch.cat([ours, theirs], 1), count)[0][:, -1:] - SAME  # and all that are as close
-            found.append(torch.stack([(theirs >= last).sum(1), (ours >= last).sum(1)], 1))
-        inside, beside = torch.cat(found).double().unbind(1)
+            similar = largest(torch.cat([ours, theirs], 1), max(counts))[0] - SAME  # and all that are as close
+            limits = [similar[:, count - 1 : count] for count in counts]
+            found.append(torch.stack([torch.stack([(s >= limit).sum(1) for limit in limits]) for s in (theirs, ours)]))
+        inside, beside = torch.cat(found, 2).double()  # (scales, m)
         number = inside + beside
-        z = (inside - number * share) / (number * share * (1.0 - share)).sqrt()
-        return Frequency((inside + 0.5) / (beside + 0.5) * (training / pool), z)
+        z = ((inside - number * share) / (number * share * (1.0 - share)).sqrt()).mean(0)
+        return Frequency((inside[0] + 0.5) / (beside[0] + 0.5) * (training / pool), z)
