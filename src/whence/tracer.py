@@ -278,8 +278,9 @@ class Tracer(Fitted):
             examples: (m,) for inputs that are training examples, their number; -1 for other inputs. They are then
                 not compared with themselves, and their ambiguity is that of the fit without them.
             pool: inputs without labels, as for `predict`, of the kind that the model meets in use, at least 20; `x`
-                itself if it is many such inputs. A class that was never shown may look like a known one; the pool
-                tells, because inputs like these are frequent there and rare in training. Costs a forward pass over it.
+                itself if it is many such inputs. A class that was never shown may look like a known one. A pool tells
+                them apart: such inputs are frequent there and rare in training. Each call costs a forward pass over the
+                pool, and comparing up to 5,000 of it with up to 2,000 training examples.
 
         Examples:
             >>> import torch, whence
@@ -292,14 +293,18 @@ class Tracer(Fitted):
         check_level(level)
         check_count(top, "top", least=0)
         check_ungrouped(self)
-        calibration, seen = self._calibration, 0
-        if pool is not None:
-            near = calibration.neighbours
-            vectors = for_each_batch(self, pool, lambda inputs, where: near.vectors(self, inputs), plain=True)
-            calibration = calibration.beside_pool(torch.cat(vectors))
         own = None if examples is None else torch.as_tensor(examples, device=self.problem.device)
         if own is not None and not bool(((own >= -1) & (own < self.problem.n)).all()):
             raise InputError(f"expected numbers of training examples, -1 to {self.problem.n - 1}, in `examples`.")
+        if pool is x and isinstance(x, Iterator):
+            x = pool = list(x)  # it can be read only once
+        calibration, seen = self._calibration, 0
+        if pool is not None:
+            near = calibration.neighbours
+            vectors = for_each_batch(
+                self, pool, lambda inputs, where: near.vectors(self, inputs), plain=True, what="of the pool"
+            )
+            calibration = calibration.beside_pool(torch.cat(vectors))
 
         def explain_batch(inputs: Inputs, where: str) -> Explanation:
             nonlocal seen

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 NEIGHBOURS = 50
 IN_POOL = 5000
-"""Training examples and inputs of a pool, each, that are told apart."""
+"""Training examples that are compared with a pool, and inputs of the pool among the nearest."""
 
 
 @torch.no_grad()

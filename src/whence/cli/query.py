@@ -39,11 +39,7 @@ Spec = Annotated[
 ]
 InUse = Annotated[
     bool,
-    Option(
-        "--pool",
-        help="Take these rows or inputs together as a pool of those met in use: what is frequent among them "
-        "and rare in training is scarce.",
-    ),
+    Option("--pool", help="Use these rows also as a pool: kinds frequent here and rare in training are called scarce."),
 ]
 PREDICTED = ("prediction", "lower", "upper", "std", "probability", "probability_std")  # of a row of a table
 NAMED = 3  # rows that cannot be right, named in a note
@@ -71,6 +67,8 @@ def predict(
     - `whence predict network.whence --spec network.py` for a fit made by `whence fit`
     """
     console.check_writable(csv, read=(saved, data, spec))
+    if pool and not verdicts:
+        raise InputError("expected --pool with verdicts, which it changes, got --no-verdicts. Leave out one of them.")
     output = Output(as_json)
     query = _load(saved, data, spec, rows, delimiter, not quiet)
     query.in_use = pool
@@ -275,7 +273,7 @@ class SavedNetwork:
             "verdict": verdict,
             "because": impossible or verdicts.reason(at),
             "advice": ADVICE[verdict].replace("in `check`", "below"),
-            **{name: float(getattr(verdicts, name)[at]) for name in (*NUMBERS, "ratio")},
+            **{name: float(getattr(verdicts, name)[at]) for name in (*NUMBERS, "ratio", *["frequency"] * self.in_use)},
             "causes": [
                 {
                     f"training_{self.unit}": int(self.examples[example]),
@@ -373,9 +371,14 @@ class SavedTable(SavedNetwork):
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """Explain rows; a table may have too many rows to explain all of them."""
-        predicted = self._predictions.frame if rows is None else {}
-        places = choose_places(rows, self.rows.index, predicted.get("probability_std", predicted.get("hec3", ())))
+        if rows is None and self.in_use:
+            scores = self.fitted.explain(self.rows, 0, self.rows).doubt
+        else:
+            predicted = self._predictions.frame if rows is None else {}
+            scores = predicted.get("probability_std", predicted.get("hec3", ()))
+        places = choose_places(rows, self.rows.index, scores)
         some = SavedTable(self.fitted, self.rows.iloc[places], [], self.name)
+        some.in_use = self.in_use
         verdicts = self.fitted.explain(some.rows, top, self.rows if self.in_use else None)
         shares = self.tracer.attribute(some.inputs, top=top).hec3
         impossible = self.fitted.impossible(some.rows)

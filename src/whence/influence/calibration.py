@@ -184,14 +184,25 @@ class Calibration:
         )
 
     def beside_pool(self, vectors: Tensor) -> Calibration:
-        """The same where inputs of use with vectors (p, d) are known too."""
-        pool, here = Pool.of(self.neighbours, vectors), self.neighbours.distinct_positions(self.neighbours.index)
-        known = pool.frequency(self.neighbours.distance_embedding.known[here], here)
-        z = joint_z(self.example_z, known.z.to(self.example_z))
+        """This calibration where z-scores of distances are joined with those of frequencies beside a pool.
+
+        Vectors (p, d) are those of the pool's inputs.
+        """
+        neighbours = self.neighbours
+        pool, here = Pool.of(neighbours, vectors), neighbours.distinct_positions(neighbours.index)
+        own = neighbours.measured_positions(neighbours.index)
+        in_use = pool.frequency(neighbours.distance_embedding.known[here], own)
+        z = joint_z(self.example_z, in_use.z.to(self.example_z))
         sources = main_cause(
             self.example_disagreement[self.noisy], self.disagreement_limit, z[self.noisy], self.classes
         )
-        return replace(self, pool=pool, ordinary_z=z[self.ordinary].sort().values, noisy_sources=sources.sort().values)
+        return replace(
+            self,
+            pool=pool,
+            ordinary_z=z[self.ordinary].sort().values,
+            noisy_sources=sources.sort().values,
+            notes=(*self.notes, *pool.notes),
+        )
 
     def disagreement(self, average: Tensor) -> Tensor:
         """(m,) how often two labels differ, or the standard deviation of targets, from averages of squares (m,)."""
@@ -277,9 +288,9 @@ class Calibration:
 
 
 def joint_z(distance_z: Tensor, frequency_z: Tensor) -> Tensor:
-    """(m,) the z-scores of distances (m,) and of frequencies (m,) as one (Stouffer's method).
+    """(m,) the z-scores of distances (m,) and of frequencies (m,) as one: their sum over the root of two (Stouffer).
 
-    Never less than the first: that a pool has none like an input does not make it less scarce.
+    Never less than the first: that a pool has none like an input does not bring training examples nearer.
 
     Examples:
         >>> joint_z(torch.tensor([0.0, 3.0, 3.0]), torch.tensor([2.0, 2.0, -2.0]))

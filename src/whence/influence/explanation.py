@@ -5,7 +5,7 @@ around an input contradict each other. *Scarcity* is how far the input is from t
 them, relative to an ordinary training example; where inputs of use are given (a pool), also how frequent inputs like
 this one are there, beside the training examples. For classes an answer that is unusually ambiguous, although the labels
 around the input agree, is a sign of scarce data too, and so is a class that hardly any example has. `Calibration` holds
-the reference values, from the training set alone.
+the reference values, from the training set, and from the pool if there is one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Explanation(Shown):
             with the same answer, and the distance beside those of the examples around. 1 is ordinary, 2 is as unusual
             as twice the ordinary distance. Ordinary are examples around which labels agree, or all if these are few.
             With a pool of inputs of use, how frequent inputs like this one are there counts as much as both distances,
-            if that makes it larger.
+            if that makes it larger (1 is then slightly below ordinary).
         noise_p: (m,) how often residuals as large would occur together around the input by chance, if the noise were
             the same everywhere.
         scarcity_p: (m,) p-value: the share of ordinary training examples, each left out, with at least this scarcity.
@@ -208,7 +208,7 @@ class Explanation(Shown):
             words += f"; inputs like it are {often:.2g} times as frequent in the pool as among the training examples"
         if bool(self._noise_found[number] & ~self.noisy[number]):
             words += (
-                "; beside its distance these labels stand out less than those of nine in ten examples with noisy ones"
+                "; beside its scarcity these labels stand out less than those of nine in ten examples with noisy ones"
             )
         if bool(self.noisy[number] & ~self._noise_found[number]):
             words += "; the model itself is undecided, as it often is, and these labels explain it"
@@ -298,7 +298,7 @@ def explain(
     frequency = torch.full_like(distance_z, torch.nan)
     if calibration.pool is not None:
         vectors = neighbours.distance_embedding(layers)
-        own = None if examples is None else neighbours.distinct_positions(examples)
+        own = None if examples is None else neighbours.measured_positions(examples)
         in_use = calibration.pool.frequency(vectors, own)
         frequency = in_use.ratio.to(distance_z)
         distance_z = joint_z(distance_z, in_use.z.to(distance_z))

@@ -240,11 +240,14 @@ def _check_unchanged(fitted: Fitted) -> None:
 T = TypeVar("T")
 
 
-def for_each_batch(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, plain: bool = False) -> list[T]:
+def for_each_batch(
+    fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, plain: bool = False, what: str = "to predict"
+) -> list[T]:
     """Apply `work` to every batch, checked and on the model's device; in halves if the device cannot hold it.
 
     Inputs are a batch as in training, or a loader or list of batches. `work` gets a batch and its name. The batch is
-    unchanged if `plain`, else a view of the predicted classes if all outputs would be too many.
+    unchanged if `plain`, else a view of the predicted classes if all outputs would be too many. `what` says in
+    messages which inputs they are.
     """
     notes: list[str] = []
     chunks = Chunks(notes, "predictions")
@@ -255,24 +258,24 @@ def for_each_batch(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, 
         return chunks.of(size, size, lambda rows: work(inputs if rows == whole else take(inputs, rows), where))
 
     with using_model(fitted):
-        done = [one for inputs, where in inputs_of(fitted, x, plain) for _, one in in_chunks(inputs, where)]
+        done = [one for inputs, where in inputs_of(fitted, x, plain, what) for _, one in in_chunks(inputs, where)]
     for note in notes:
         fitted.problem.progress.say(f"whence: {note}")
     return done
 
 
-def inputs_of(fitted: Fitted, x: Any, plain: bool = False) -> Iterator[tuple[Inputs, str]]:
+def inputs_of(fitted: Fitted, x: Any, plain: bool = False, what: str = "to predict") -> Iterator[tuple[Inputs, str]]:
     """Yield every batch, checked and on the model's device, and its name; within `using_model`."""
     number = -1
     for number, inputs in enumerate(_batches(fitted, x)):
-        where = f"batch {number} of the inputs to predict"
+        where = f"batch {number} of the inputs {what}"
         moved = to_device(inputs, fitted.problem.device)
         if batch_size(moved, where) == 0:
             raise InputError(f"expected at least one input, got an empty {where}.")
         check_finite(moved, "inputs", where)
         yield moved if plain or fitted.all_outputs else _predicted_view(fitted, moved), where
     if number < 0:
-        raise InputError("expected at least one batch to predict, got an empty loader.")
+        raise InputError(f"expected at least one batch {what}, got an empty loader.")
 
 
 def _batches(fitted: Fitted, x: Any) -> Iterator[Inputs]:

@@ -5,11 +5,11 @@ do: around such an input there are many of them and few training examples. Of th
 them, a are from the pool of inputs of use and b from the training set. If the pool were drawn like the training set,
 each of these would come from the pool with probability p = P / (P + T), for P and T inputs in all. Then
 
-    z = (a - (a + b) p) / sqrt((a + b) p (1 - p)),    frequency = (a / b) / (P / T)
+    z = (a - (a + b) p) / sqrt((a + b) p (1 - p)),    frequency = ((a + 1/2) / (b + 1/2)) / (P / T)
 
-are how surprising their number is, and how many times as frequent such inputs are in use. No label enters. The z-score
-is the mean of three, among as many as are neighbours in a set of each size, twice and four times as many: a kind of
-inputs may be rare and apart, or frequent and among others.
+are how surprising their number is, and how many times as frequent such inputs are in use. No label enters. A kind of
+inputs may be rare and apart, or frequent and mixed with others, so z is the mean over three neighbourhoods: the k, 2 k
+and 4 k nearest, where k is the sum of the numbers of neighbours in both sets. The frequency is that of the k nearest.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from torch import Tensor
 
 from whence.errors import InputError
 from whence.influence.fitted import evenly_spaced
-from whence.influence.neighbours import MEASURED, Embedding, Neighbours, in_chunks, neighbour_count, without_repetitions
+from whence.influence.neighbours import MEASURED, Embedding, Neighbours, in_chunks, neighbour_count
 from whence.linalg import largest
+from whence.runtime.model_state import rounded_products
 
 SCALES = (1, 2, 4)  # times as many neighbours as usual
 LEAST_POOL = 20  # fewer inputs say too little about how frequent others are
@@ -34,30 +35,33 @@ NOT_COMPARED = -2.0  # below every similarity
 class Frequency(NamedTuple):
     """How frequent inputs like some are in a pool, beside the training examples."""
 
-    ratio: Tensor  # (m,) how many times as frequent they are in the pool; half an input is added to each count
-    z: Tensor  # (m,) how surprising that is, in standard deviations
+    ratio: Tensor  # (m,) how many times as frequent they are in the pool
+    z: Tensor  # (m,) how surprising that is, in standard deviations of one neighbourhood
 
 
 @dataclass(frozen=True)
 class Pool:
     """Inputs of use, to be compared with the training examples that distances are measured from."""
 
-    known: Embedding  # (r, d) of the training examples, without repetitions
-    vectors: Embedding  # (p, d) of the inputs of use, without repetitions
+    training: Embedding  # (r, d) of the training examples, without repetitions
+    repeated: Tensor  # (l,) which of these vectors each training example has
+    in_use: Embedding  # (p, d) of the inputs of use
+    notes: tuple[str, ...]  # what is approximated
 
     @classmethod
     def of(cls, neighbours: Neighbours, vectors: Tensor) -> Pool:
         """From vectors (p, d) of the pool's inputs, some of them, evenly spaced, if there are many."""
-        if len(vectors) < LEAST_POOL:
+        count = len(vectors)
+        if count < LEAST_POOL:
             raise InputError(
-                f"expected a pool of at least {LEAST_POOL} inputs of the kind that the model meets in use, got "
-                f"{len(vectors)}. Pass more of them, or leave the pool out."
+                f"expected a pool of at least {LEAST_POOL} inputs, of the kind that the model meets in use, got "
+                f"{count}. Pass more of them, or leave the pool out."
             )
-        known = neighbours.distance_embedding
-        chosen = vectors[evenly_spaced(torch.arange(len(vectors), device=vectors.device), MEASURED)]
-        if known.whitenings:  # training examples have no repetitions either
-            chosen = without_repetitions(chosen)[0]
-        return cls(known, Embedding(known.whitenings, chosen))
+        training = neighbours.distance_embedding
+        chosen = vectors[evenly_spaced(torch.arange(count, device=vectors.device), MEASURED)]
+        some = f"Frequency is measured with {len(chosen):,} of {count:,} inputs of the pool."
+        notes = (some,) if len(chosen) < count else ()
+        return cls(training, neighbours.distinct, Embedding(training.whitenings, chosen), notes)
 
     def frequency(self, vectors: Tensor, own: Tensor | None = None) -> Frequency:
         """Of inputs with vectors (m, d).
@@ -65,22 +69,25 @@ class Pool:
         Inputs that are training examples, at the positions `own` (m,) or -1 among those, are not compared with
         themselves. An input that has the same vector as one of the pool is taken to be that one.
         """
-        training, pool = len(self.known.known), len(self.vectors.known)
+        training, pool = len(self.repeated), len(self.in_use.known)
         most, share = training + pool - 2, pool / (pool + training)
         counts = [min(times * (neighbour_count(training) + neighbour_count(pool)), most) for times in SCALES]
         found = []
         for some in in_chunks(len(vectors), training + pool, vectors.device):
-            ours, theirs = self.known.similarities(vectors[some]), self.vectors.similarities(vectors[some])
+            with rounded_products(False):
+                ours = self.training.similarities(vectors[some])[:, self.repeated]
+                theirs = self.in_use.similarities(vectors[some])
             if own is not None:
                 rows = (own[some] >= 0).nonzero().squeeze(1)
                 ours[rows, own[some][rows]] = NOT_COMPARED
             closest, which = theirs.max(1)
             rows = (closest >= 1.0 - SAME).nonzero().squeeze(1)
             theirs[rows, which[rows]] = NOT_COMPARED
-            similar = largest(torch.cat([ours, theirs], 1), max(counts))[0] - SAME  # and all that are as close
-            limits = [similar[:, count - 1 : count] for count in counts]
-            found.append(torch.stack([torch.stack([(s >= limit).sum(1) for limit in limits]) for s in (theirs, ours)]))
-        inside, beside = torch.cat(found, 2).double()  # (scales, m)
-        number = inside + beside
-        z = ((inside - number * share) / (number * share * (1.0 - share)).sqrt()).mean(0)
-        return Frequency((inside[0] + 0.5) / (beside[0] + 0.5) * (training / pool), z)
+            nearest = largest(torch.cat([ours, theirs], 1), max(counts))[0]
+            limits = [nearest[:, count - 1 : count] - SAME for count in counts]  # and all that are as close
+            both = [torch.stack([(similar >= limit).sum(1) for limit in limits]) for similar in (theirs, ours)]
+            found.append(torch.stack(both))
+        from_pool, from_training = torch.cat(found, 2).double()  # (scales, m)
+        number = from_pool + from_training
+        z = ((from_pool - number * share) / (number * share * (1.0 - share)).sqrt()).mean(0)
+        return Frequency((from_pool[0] + 0.5) / (from_training[0] + 0.5) * (training / pool), z)

@@ -426,9 +426,13 @@ class Neighbours:
             parts.append(part)
         return Surroundings(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
+    def measured_positions(self, examples: Tensor) -> Tensor:
+        """(m,) positions of training examples (m,) among those that distances are measured from; -1 for others."""
+        return positions(self.measured, examples)
+
     def distinct_positions(self, examples: Tensor) -> Tensor:
         """(m,) positions of training examples (m,) among the vectors of the distance embedding; -1 for others."""
-        at = positions(self.measured, examples)
+        at = self.measured_positions(examples)
         return torch.where(at >= 0, self.distinct[at], -1)
 
     def weights(self, similar: Tensor, own: Tensor | None = None) -> Tensor:
