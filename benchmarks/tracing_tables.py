@@ -262,14 +262,13 @@ def pools(record: Row) -> str:
     """Verdicts beside pools of several sizes, and with fewer and fewer inputs of the missing class."""
     lines = []
     for (case,), rows in grouped(record["rows"], "case").items():
-        largest = max(row["pool"] for row in rows)
-        natural = {row["seed"]: row["share"] for row in rows if row["pool"] == largest}
+        smallest = min(row["pool"] for row in rows if row["pool"])
+        natural = {row["seed"]: row["share"] for row in rows if row["pool"] == smallest}
         kinds: dict[tuple[str, str], list[Row]] = {}
         for row in rows:
             whole = row["share"] == natural[row["seed"]]
-            size = "none" if not row["pool"] else "all test points" if row["pool"] == largest else f"{row['pool']:,}"
-            size = size if whole or not row["pool"] else "5,000, or all others"
-            share = "as the others" if whole else "" if not row["pool"] else f"{100 * row['share']:.3g} %"
+            size = "none" if not row["pool"] else f"{row['pool']:,}" if whole else "5,000, or all there are"
+            share = "" if not row["pool"] else "as the others" if whole else f"{100 * row['share']:.3g} %"
             kinds.setdefault((size, share), []).append(row)
         for (size, share), some in kinds.items():
             called = {
