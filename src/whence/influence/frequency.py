@@ -75,19 +75,39 @@ class Pool:
         found = []
         for some in in_chunks(len(vectors), training + pool, vectors.device):
             with rounded_products(False):
-                ours = self.training.similarities(vectors[some])[:, self.repeated]
+                ours = self.training.similarities(vectors[some])
                 theirs = self.in_use.similarities(vectors[some])
+            if len(self.repeated) > ours.shape[1]:
+                ours = ours[:, self.repeated]
             if own is not None:
                 rows = (own[some] >= 0).nonzero().squeeze(1)
                 ours[rows, own[some][rows]] = NOT_COMPARED
             closest, which = theirs.max(1)
             rows = (closest >= 1.0 - SAME).nonzero().squeeze(1)
             theirs[rows, which[rows]] = NOT_COMPARED
-            nearest = largest(torch.cat([ours, theirs], 1), max(counts))[0]
-            limits = [nearest[:, count - 1 : count] - SAME for count in counts]  # and all that are as close
-            both = [torch.stack([(similar >= limit).sum(1) for limit in limits]) for similar in (theirs, ours)]
-            found.append(torch.stack(both))
+            found.append(nearest_from_each(theirs, ours, counts))
         from_pool, from_training = torch.cat(found, 2).double()  # (scales, m)
         number = from_pool + from_training
         z = ((from_pool - number * share) / (number * share * (1.0 - share)).sqrt()).mean(0)
         return Frequency((from_pool[0] + 0.5) / (from_training[0] + 0.5) * (training / pool), z)
+
+
+def nearest_from_each(theirs: Tensor, ours: Tensor, counts: list[int]) -> Tensor:
+    """(2, c, m) how many of the nearest are among the first (m, p) and among the second (m, t), by their similarities.
+
+    For each of c ascending counts below p + t, with all that are as similar as the last one.
+
+    Examples:
+        >>> theirs, ours = torch.tensor([[0.9, 0.5]]), torch.tensor([[0.8, 0.5, 0.1]])
+        >>> nearest_from_each(theirs, ours, [2, 3])[:, :, 0].tolist()
+        [[1, 2], [1, 2]]
+    """
+    similar, which = largest(torch.cat([theirs, ours], 1), counts[-1] + 1)
+    first, limits = which < theirs.shape[1], [similar[:, count - 1 : count] - SAME for count in counts]
+    near = [similar >= limit for limit in limits]
+    found = torch.stack([torch.stack([(one & group).sum(1) for one in near]) for group in (first, ~first)])
+    more = near[-1][:, -1].nonzero().squeeze(1)  # where others may be as similar too
+    if len(more):
+        parts = [[(group[more] >= limit[more]).sum(1) for limit in limits] for group in (theirs, ours)]
+        found[:, :, more] = torch.stack([torch.stack(part) for part in parts])
+    return found
