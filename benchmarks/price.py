@@ -75,7 +75,8 @@ def seconds(work: Callable[[], Any], cuda: bool) -> float:
 def measure(network: nn.Module, split: Split, text: str, cuda: bool, repeats: int) -> dict[str, Any]:
     """Seconds of a fit, of `predict`, and of `explain` the first time and again; the least of some repetitions.
 
-    `explain` names no examples; beside it what naming five takes, and how many verdicts are the same then.
+    `explain` names no examples; beside it what naming five takes, and how many verdicts are the same then; and what
+    the inputs as a pool of their own take.
     """
     loader = batches(split.inputs, split.labels, AT_ONCE)
     kept: list[whence.Tracer] = []
@@ -88,6 +89,7 @@ def measure(network: nn.Module, split: Split, text: str, cuda: bool, repeats: in
     predict = min(seconds(lambda: tracer.predict(tests), cuda) for _ in range(repeats))
     opening = seconds(lambda: tracer.explain(tests, top=0), cuda)
     explain = min(seconds(lambda: tracer.explain(tests, top=0), cuda) for _ in range(repeats))
+    pool = min(seconds(lambda: tracer.explain(tests, top=0, pool=tests), cuda) for _ in range(repeats))
     quick, named = (tracer.explain(tests, top=top).verdicts for top in (0, 5))
     naming = min(seconds(lambda: tracer.explain(tests, top=5), cuda) for _ in range(repeats))
     return {
@@ -98,6 +100,7 @@ def measure(network: nn.Module, split: Split, text: str, cuda: bool, repeats: in
         "explain_s": explain,
         "explain_over_predict": explain / predict,
         "naming_five_s": naming,
+        "pool_s": pool,
         "same_verdicts": sum(map(str.__eq__, quick, named)) / len(named),
     }
 

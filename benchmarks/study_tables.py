@@ -76,16 +76,18 @@ def structures(record: Row) -> str:
 def price(record: Row) -> str:
     """Seconds of predictions and explanations."""
     head = "network | n | predictions | structure | fit s | predict s | first explain s | explain s | explain / predict"
-    head += " | naming five s | same verdicts"
+    head += " | naming five s | same verdicts | inputs as a pool, / predict"
     lines = []
     for row in record["rows"]:
         start = [row["network"], f"{row['n']:,}", f"{row['test']:,}", f"`{row['structure']}`"]
         if "failed" in row:
-            lines.append([*start, row["failed"], *[""] * 6])
+            lines.append([*start, row["failed"], *[""] * 7])
             continue
         keys = ("fit_s", "predict_s", "first_explain_s", "explain_s")
         times, same = f"**{row['explain_over_predict']:.1f}**", f"{100 * row['same_verdicts']:.1f} %"
-        lines.append([*start, *(f"{row[key]:.2f}" for key in keys), times, f"{row['naming_five_s']:.2f}", same])
+        pool = f"{row['pool_s'] / row['predict_s']:.1f}" if "pool_s" in row else "-"
+        named = f"{row['naming_five_s']:.2f}"
+        lines.append([*start, *(f"{row[key]:.2f}" for key in keys), times, named, same, pool])
     return f"{made(record)}\n\n{table(head, lines)}"
 
 

@@ -51,15 +51,19 @@ def test_leave_one_out_leverage_with_a_hessian(generator: torch.Generator) -> No
 
 
 def calibration(**known: Any) -> Calibration:
-    """Of which only some fields matter."""
-    return Calibration(**{**{field.name: None for field in dataclasses.fields(Calibration)}, **known})
+    """Of which only some fields, or what is derived from others, matter."""
+    names = [field.name for field in dataclasses.fields(Calibration)]
+    found = Calibration(**{name: known.get(name) for name in names})
+    found.__dict__.update(known)
+    return found
 
 
 def test_an_input_is_as_unusual_as_its_rank_among_training_examples() -> None:
     one = torch.ones(1, dtype=torch.float64)
     scale = LogScale(one, 1.0)
     usual = calibration(
-        ordinary_z=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64),
+        example_z=torch.tensor([3.0, 1.0, 9.0, 4.0, 2.0], dtype=torch.float64),
+        ordinary=torch.tensor([True, True, False, True, True]),
         distances=DistanceScale(one, scale, scale),
     )
     remote = torch.tensor([0.5, 2.0, 2.5, 9.0, -1.0], dtype=torch.float64)

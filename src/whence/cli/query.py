@@ -210,6 +210,11 @@ class SavedNetwork:
         self.tracer, self.inputs, self.notes, self.stem = tracer, inputs, notes, stem
         self.examples = numpy.arange(tracer.problem.n) + 1  # numbers of training examples, for people
 
+    @property
+    def pool(self) -> Any:
+        """The pool of inputs that the model meets in use; `None` without one."""
+        return self.inputs if self.in_use else None
+
     @cached_property
     def _uncertainty(self) -> whence.Uncertainty:
         return self.tracer.predict(self.inputs)
@@ -238,7 +243,7 @@ class SavedNetwork:
             for place, (name, values) in enumerate(self._answers.items(), 1):
                 frame.insert(place, name, values.flatten().tolist())
         if verdicts:
-            explanation = self.tracer.explain(self.inputs, pool=self.inputs if self.in_use else None)
+            explanation = self.tracer.explain(self.inputs, pool=self.pool)
             frame = frame.join(verdicts_frame(explanation, self.examples))
             self.notes.extend(explanation.notes)
         return frame
@@ -249,11 +254,11 @@ class SavedNetwork:
 
     def report(self, out: Path) -> None:
         """Write the report on all inputs."""
-        write_report(self.tracer, out, self.inputs, pool=self.inputs if self.in_use else None)
+        write_report(self.tracer, out, self.inputs, pool=self.pool)
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """Verdicts, and training examples with the largest shares; of the most doubtful rows if none are named."""
-        verdicts = self.tracer.explain(self.inputs, top=top, pool=self.inputs if self.in_use else None)
+        verdicts = self.tracer.explain(self.inputs, top=top, pool=self.pool)
         numbers = range(1, len(verdicts) + 1)
         shares = getattr(self.tracer.attribute(self.inputs, top=top), self.variance)
         places = choose_places(rows, numbers, verdicts.doubt)
@@ -264,6 +269,7 @@ class SavedNetwork:
     ) -> dict[str, Any]:
         """The explanation of one input, which has a number for people; `impossible` says why it cannot be right."""
         verdict = CHECK_INPUT if impossible else verdicts.verdicts[at]
+        names = (*NUMBERS, "ratio", *["frequency"] * verdicts.has_pool)
         behind = zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
         prediction = self.prediction(at)
         return {
@@ -273,7 +279,7 @@ class SavedNetwork:
             "verdict": verdict,
             "because": impossible or verdicts.reason(at),
             "advice": ADVICE[verdict].replace("in `check`", "below"),
-            **{name: float(getattr(verdicts, name)[at]) for name in (*NUMBERS, "ratio", *["frequency"] * self.in_use)},
+            **{name: float(getattr(verdicts, name)[at]) for name in names},
             "causes": [
                 {
                     f"training_{self.unit}": int(self.examples[example]),
@@ -344,6 +350,11 @@ class SavedTable(SavedNetwork):
         if self.wrong.sum() > NAMED:
             self.notes.append(f"{self.wrong.sum() - NAMED:,} more rows cannot be right{unscored}")
 
+    @property
+    def pool(self) -> pandas.DataFrame | None:
+        """The rows, if they are a pool."""
+        return self.rows if self.in_use else None
+
     @cached_property
     def _predictions(self) -> RowPredictions:
         """Predictions without verdicts."""
@@ -353,8 +364,7 @@ class SavedTable(SavedNetwork):
         """One line for each row."""
         if not verdicts:
             return self._predictions.rows_frame().drop(columns="verdict")
-        pool = self.rows if self.in_use else None
-        self._predictions = predict_rows(self.fitted, self.rows, numpy.arange(len(self.rows)), pool)
+        self._predictions = predict_rows(self.fitted, self.rows, numpy.arange(len(self.rows)), self.pool)
         return self._predictions.rows_frame()
 
     def scores(self) -> list[Score]:
@@ -371,15 +381,14 @@ class SavedTable(SavedNetwork):
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """Explain rows; a table may have too many rows to explain all of them."""
-        if rows is None and self.in_use:
-            scores = self.fitted.explain(self.rows, 0, self.rows).doubt
+        if rows is None and self.pool is not None:
+            scores = self.fitted.explain(self.rows, 0, self.pool).doubt
         else:
             predicted = self._predictions.frame if rows is None else {}
             scores = predicted.get("probability_std", predicted.get("hec3", ()))
         places = choose_places(rows, self.rows.index, scores)
         some = SavedTable(self.fitted, self.rows.iloc[places], [], self.name)
-        some.in_use = self.in_use
-        verdicts = self.fitted.explain(some.rows, top, self.rows if self.in_use else None)
+        verdicts = self.fitted.explain(some.rows, top, self.pool)
         shares = self.tracer.attribute(some.inputs, top=top).hec3
         impossible = self.fitted.impossible(some.rows)
         return [

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy
@@ -89,12 +90,10 @@ class Calibration:
     noise_limit: float  # labels are called noisy if `Explanation.noise` and
     disagreement_limit: float  # `Explanation.disagreement` are above these
     distances: DistanceScale
-    example_z: Tensor  # (s,) z-scores of the distances of the training examples
+    example_z: Tensor  # (s,) z-scores of the distances of the training examples; beside a pool those of `joint_z`
     ordinary: Tensor  # (s,) which of them are ordinary
     noisy: Tensor  # (s,) which of them have noisy labels around them
     example_disagreement: Tensor  # (s,) of the labels around them
-    ordinary_z: Tensor  # `example_z` of the ordinary ones, ascending
-    noisy_sources: Tensor  # `main_cause` of those with noisy labels around them, ascending
     pool: Pool | None  # inputs of use, which say how frequent inputs like one are
     ambiguities: Tensor | None  # of the answers for ordinary training examples, ascending; `None` if they do not count
     noisy_everywhere: bool  # whether labels of classes contradict each other so much on average that none can stand out
@@ -156,7 +155,6 @@ class Calibration:
         distances = DistanceScale.of(lengths, lengths[here], near[here], answers, ordinary)
         distance_z = distances.z_scores(lengths[here], near[here], answers)
         disagreement = unit * expected.sqrt() if codes is None else expected
-        sources = main_cause(disagreement[noisy], disagreement_limit, distance_z[noisy], codes is not None)
         number = f"{len(index):,} and scarcity with {len(neighbours.measured):,} of {known:,}"
         return cls(
             neighbours=neighbours,
@@ -171,8 +169,6 @@ class Calibration:
             ordinary=ordinary,
             noisy=noisy,
             example_disagreement=disagreement,
-            ordinary_z=distance_z[ordinary].sort().values,
-            noisy_sources=sources.sort().values,
             pool=None,
             ambiguities=ambiguities,
             noisy_everywhere=noisy_everywhere,
@@ -193,16 +189,18 @@ class Calibration:
         own = neighbours.measured_positions(neighbours.index)
         in_use = pool.frequency(neighbours.distance_embedding.known[here], own)
         z = joint_z(self.example_z, in_use.z.to(self.example_z))
-        sources = main_cause(
-            self.example_disagreement[self.noisy], self.disagreement_limit, z[self.noisy], self.classes
-        )
-        return replace(
-            self,
-            pool=pool,
-            ordinary_z=z[self.ordinary].sort().values,
-            noisy_sources=sources.sort().values,
-            notes=(*self.notes, *pool.notes),
-        )
+        return replace(self, pool=pool, example_z=z, notes=(*self.notes, *pool.notes))
+
+    @cached_property
+    def ordinary_z(self) -> Tensor:
+        """`example_z` of the ordinary training examples, ascending."""
+        return self.example_z[self.ordinary].sort().values
+
+    @cached_property
+    def noisy_sources(self) -> Tensor:
+        """`main_cause` of the training examples with noisy labels around them, ascending."""
+        disagreement, z = self.example_disagreement[self.noisy], self.example_z[self.noisy]
+        return main_cause(disagreement, self.disagreement_limit, z, self.classes).sort().values
 
     def disagreement(self, average: Tensor) -> Tensor:
         """(m,) how often two labels differ, or the standard deviation of targets, from averages of squares (m,)."""

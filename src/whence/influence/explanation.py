@@ -10,7 +10,6 @@ the reference values, from the training set, and from the pool if there is one.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -135,6 +134,11 @@ class Explanation(Shown):
         return len(self.noise)
 
     @property
+    def has_pool(self) -> bool:
+        """Whether inputs were compared with a pool of those in use."""
+        return not bool(self.frequency.isnan().all())
+
+    @property
     def ratio(self) -> Tensor:
         """(m,) HeC3 / Ho."""
         return divide(self.hec3, self.ho, 1.0)
@@ -204,7 +208,8 @@ class Explanation(Shown):
             f"its scarcity is {float(self.scarcity[number]):.2g} (1 is ordinary, scarce from {scarce_from:.2g} "
             f"on); {some} ordinary training examples are {so}"
         )
-        if not math.isnan(often := float(self.frequency[number])):
+        if self.has_pool:
+            often = float(self.frequency[number])
             words += f"; inputs like it are {often:.2g} times as frequent in the pool as among the training examples"
         if bool(self._noise_found[number] & ~self.noisy[number]):
             words += (
@@ -238,7 +243,7 @@ class Explanation(Shown):
     def to_frame(self) -> pandas.DataFrame:
         """Return one row per prediction."""
         names = ["noise", "disagreement", "ambiguity", "scarcity", "noise_p", "scarcity_p", "probability"]
-        if not bool(self.frequency.isnan().all()):
+        if self.has_pool:
             names.append("frequency")
         columns = {name: getattr(self, name) for name in (*names, "ratio", "ho", "hec3", "source", "doubt")}
         named = {name: [_listing(row) for row in getattr(self, name)] for name in ("check", "near")}
