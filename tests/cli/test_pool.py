@@ -59,3 +59,4 @@ def test_explain_and_report_take_the_pool_too(saved: Path) -> None:
     result = call("report", saved / "kinds.whence", saved / "new.csv", "--pool", "--out", saved / "new.html", "-q")
     assert result.exit_code == 0, result.output
     assert (saved / "new.html").stat().st_size > 10_000
+    assert "the more frequent inputs like it are in the pool of those in use" in (saved / "new.html").read_text()
