@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
 
 from whence_paper.captured import (
     Adam,
@@ -195,12 +196,14 @@ def test_captured_steps_are_the_same_steps():
     x = x.float()
     index, weight = in_a_stream(400, 3, 50, torch.Generator().manual_seed(1))
     plan = Plan(index, weight, *one_cycle(1e-3, len(index)), drawn_moves(index, 2, torch.Generator().manual_seed(2)))
-    networks = []
+    found, start = [], torch.zeros(0)
     for graphs in (True, False):
         torch.manual_seed(0)
         network = resnet9(4, width=8).to(device)
+        start = parameters_to_vector(network.parameters()).detach()
         Trainer(Adam(0.01), cross_entropy, shift=2, graphs=graphs)(network, x, y, plan)
-        networks.append(network)
-    assert int(networks[0][1].num_batches_tracked) == len(index)
-    for one, other in zip(*(network.parameters() for network in networks), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+        assert int(network[1].num_batches_tracked) == len(index)
+        found.append(parameters_to_vector(network.parameters()).detach())
+    # A GPU adds gradients in any order, and Adam moves a weight as far for a gradient of rounding errors as for another.
+    captured, plain = found
+    assert (captured - plain).norm() < 0.02 * (plain - start).norm()
