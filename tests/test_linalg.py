@@ -1,4 +1,4 @@
-"""Threads that a decomposition takes, and leaves as they were."""
+"""Threads that a decomposition takes, and leaves as they were; eigenvectors of large matrices."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from whence import linalg
 from whence.linalg import SMALL, eigh
 from whence.runtime.model_state import one_thread
 
@@ -62,3 +63,22 @@ def test_threads_come_back_after_an_error() -> None:
     with pytest.raises(ValueError, match="no"), one_thread():
         raise ValueError("no")
     assert torch.get_num_threads() == 2
+
+
+def test_leading_eigenvectors_of_a_large_matrix_are_those_of_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of points in three dimensions, whose eigenvalues fall quickly: 40 of 700, not all computed at once."""
+    draw = torch.Generator().manual_seed(0)
+    points = torch.randn(700, 3, generator=draw, dtype=torch.float64)
+    kernel = (-torch.cdist(points, points).square() / 2).exp()
+    wanted, along = (some[..., -40:] for some in linalg.eigh(kernel))
+    monkeypatch.setattr(linalg, "DENSE", 100)
+    values, vectors = linalg.leading_eigenvectors(kernel, 40)
+    torch.testing.assert_close(values, wanted, rtol=1e-8, atol=0.0)
+    torch.testing.assert_close(vectors.T @ vectors, torch.eye(40, dtype=torch.float64), rtol=0.0, atol=1e-10)
+    # The same space: but for the last of them, whose eigenvalues are close to those left out.
+    torch.testing.assert_close((along.T @ vectors).square().sum(0)[10:], torch.ones(30).double(), rtol=0.0, atol=1e-8)
+
+
+def test_few_of_few_rows_are_all() -> None:
+    values, vectors = linalg.leading_eigenvectors(torch.diag(torch.tensor([2.0, 1.0])), 5)
+    assert values.tolist() == [1.0, 2.0] and vectors.shape == (2, 2)

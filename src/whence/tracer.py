@@ -268,8 +268,8 @@ class Tracer(Fitted):
         """Say for each prediction whether to trust it, and if not, whether labels or data are the cause.
 
         Two numbers decide, noise and scarcity, which mean the same for every loss and structure; see `Explanation`. The
-        first call costs two forward passes over the training examples that inputs are compared with: all of them, or
-        2,000 for noise and 5,000 for scarcity, evenly spaced. Each call costs about one to three times `predict`.
+        first call costs a forward pass over the training examples that inputs are compared with: all of them, or 5,000,
+        evenly spaced (2,000 for trees). Each call costs about one to three times `predict`.
 
         Args:
             x: as for `predict`.
@@ -280,7 +280,7 @@ class Tracer(Fitted):
             pool: inputs without labels, as for `predict`, of the kind that the model meets in use, at least 20; `x`
                 itself if it is many such inputs. A class that was never shown may look like a known one. A pool tells
                 them apart: such inputs are frequent there and rare in training. Each call costs a forward pass over the
-                pool, and comparing up to 5,000 of it with up to 2,000 training examples.
+                pool, and comparing up to 5,000 of it with those training examples.
 
         Examples:
             >>> import torch, whence

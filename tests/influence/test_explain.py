@@ -545,11 +545,11 @@ def test_what_is_approximated_is_said(
     y = torch.randn(30, 2, generator=generator, dtype=torch.float64)
     model = torch.nn.Linear(3, 2, dtype=torch.float64)
     assert fit(model, [(x, y)], ridge=RIDGE).explain(x[:2]).notes == ()
-    monkeypatch.setattr(neighbours, "COMPARED", 20)  # 2,000 would be more than there are
+    monkeypatch.setattr(neighbours, "COMPARED", 20)  # 5,000 would be more than there are
     tracer = fit(model, [(x, y)], ridge=RIDGE)
     found = tracer.explain([x[:2], x[2:4]])
     assert len(found) == 4
-    assert found.notes == ("Noise is measured with 20 and scarcity with 30 of 30 training examples.",)
+    assert found.notes == ("Noise and scarcity are measured with 20 of 30 training examples.",)
     assert all(note in " ".join(str(found).split()) for note in found.notes)
     saved = SavedNetwork(tracer, x[:4], [], "")
     saved.frame(verdicts=True)
@@ -848,22 +848,37 @@ def test_some_of_many_examples_stand_for_all(generator: torch.Generator, monkeyp
     assert bool(torch.isin(half.near, tracer._calibration.neighbours.index).all())
 
 
-def test_distances_are_measured_from_more_examples_than_labels_are_averaged_over(
+def test_distances_are_those_between_some_examples(
     generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracer, points = classifier_with_wrong_labels(generator)
-    monkeypatch.setattr(neighbours, "COMPARED", 40)  # so that both are some of the examples, and not the same
-    monkeypatch.setattr(neighbours, "MEASURED", 90)
+    monkeypatch.setattr(neighbours, "COMPARED", 90)
     tracer.__dict__.pop("_calibration", None)
     tracer.explain(points)
     found = tracer._calibration.neighbours
-    assert (len(found.index), len(found.measured)) == (40, 90)
-    assert bool(torch.isin(found.index, found.measured).all())
+    assert len(found.index) == len(found.distinct) == 90
     known = found.distance_embedding.known
     chords = (known.unsqueeze(1) - known).norm(dim=2).fill_diagonal_(math.inf).sort(dim=1)
     distances, nearest = found.training_distances()
     torch.testing.assert_close(distances, chords.values[:, :5].mean(1).clamp_min(1e-3), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(known[nearest[:, 0]], known[chords.indices[:, 0]], rtol=1e-4, atol=1e-4)
+
+
+def test_leading_directions_say_nearly_the_same(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along more directions than vectors fill, similarities are the same; along fewer, nearly so."""
+    tracer, points = classifier_with_wrong_labels(generator)
+    every = tracer.explain(points)
+    width = tracer._calibration.neighbours.label_embedding.known.shape[1]
+    assert tracer._calibration.neighbours.label_embedding.directions is None
+    for kept, wanted in ((width - 1, 0.999), (width // 2, 0.9)):
+        monkeypatch.setattr(neighbours, "LEADING_OF_ALL", kept)
+        tracer.__dict__.pop("_calibration", None)
+        some = tracer.explain(points)
+        embedding = tracer._calibration.neighbours.label_embedding
+        assert embedding.directions is not None and embedding.directions.shape == (width, kept)
+        for name in ("disagreement", "scarcity"):
+            both = torch.stack([getattr(every, name), getattr(some, name)])
+            assert float(torch.corrcoef(both)[0, 1]) > wanted
 
 
 def test_where_something_is_in_an_image_counts(generator: torch.Generator) -> None:

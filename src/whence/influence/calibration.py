@@ -119,8 +119,7 @@ class Calibration:
         squares, rare = label_squares(fitted, neighbours, codes, labels, unit)
 
         # Labels around each training example, without its own: which of them contradict each other?
-        weights = neighbours.training_weights().to(squares)
-        average = weights @ squares if len(index) > 1 else squares
+        average = neighbours.training_averages(squares) if len(index) > 1 else squares
         by_average = IsotonicRegression.fit(average, squares)
         expected = by_average.predict(average)
         if codes is None:
@@ -151,11 +150,11 @@ class Calibration:
         # How far is each training example from the others?
         answers = torch.zeros_like(index) if said.classes is None else said.classes
         lengths, near = neighbours.training_distances()
-        lengths, here = lengths.to(squares), neighbours.distinct_positions(index)
+        lengths, here = lengths.to(squares), neighbours.distinct
         distances = DistanceScale.of(lengths, lengths[here], near[here], answers, ordinary)
         distance_z = distances.z_scores(lengths[here], near[here], answers)
         disagreement = unit * expected.sqrt() if codes is None else expected
-        number = f"{len(index):,} and scarcity with {len(neighbours.measured):,} of {known:,}"
+        number = f"{len(index):,} of {known:,}"
         return cls(
             neighbours=neighbours,
             squares=squares,
@@ -176,7 +175,7 @@ class Calibration:
             rare=rare,
             codes=codes,
             unit=unit,
-            notes=(f"Noise is measured with {number} training examples.",) if len(index) < known else (),
+            notes=(f"Noise and scarcity are measured with {number} training examples.",) if len(index) < known else (),
         )
 
     def beside_pool(self, vectors: Tensor) -> Calibration:
@@ -185,9 +184,8 @@ class Calibration:
         Vectors (p, d) are those of the pool's inputs.
         """
         neighbours = self.neighbours
-        pool, here = Pool.of(neighbours, vectors), neighbours.distinct_positions(neighbours.index)
-        own = neighbours.measured_positions(neighbours.index)
-        in_use = pool.frequency(neighbours.distance_embedding.known[here], own)
+        pool, itself = Pool.of(neighbours, vectors), torch.arange(len(self.example_z), device=vectors.device)
+        in_use = pool.frequency(neighbours.distance_embedding.known[neighbours.distinct], itself)
         z = joint_z(self.example_z, in_use.z.to(self.example_z))
         return replace(self, pool=pool, example_z=z, notes=(*self.notes, *pool.notes))
 

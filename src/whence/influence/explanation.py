@@ -303,7 +303,7 @@ def explain(
     frequency = torch.full_like(distance_z, torch.nan)
     if calibration.pool is not None:
         vectors = neighbours.distance_embedding(layers)
-        own = None if examples is None else neighbours.measured_positions(examples)
+        own = None if examples is None else neighbours.positions(examples)
         in_use = calibration.pool.frequency(vectors, own)
         frequency = in_use.ratio.to(distance_z)
         distance_z = joint_z(distance_z, in_use.z.to(distance_z))

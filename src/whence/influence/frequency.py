@@ -14,7 +14,7 @@ and 4 k nearest, where k is the sum of the numbers of neighbours in both sets. T
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from whence.errors import InputError
 from whence.influence.fitted import evenly_spaced
-from whence.influence.neighbours import MEASURED, Embedding, Neighbours, in_chunks, neighbour_count
+from whence.influence.neighbours import COMPARED, Embedding, Neighbours, in_chunks, neighbour_count
 from whence.linalg import largest
 from whence.runtime.model_state import rounded_products
 
@@ -41,7 +41,7 @@ class Frequency(NamedTuple):
 
 @dataclass(frozen=True)
 class Pool:
-    """Inputs of use, to be compared with the training examples that distances are measured from."""
+    """Inputs of use, to be compared with the training examples."""
 
     training: Embedding  # (r, d) of the training examples, without repetitions
     repeated: Tensor  # (l,) which of these vectors each training example has
@@ -57,8 +57,8 @@ class Pool:
                 f"expected a pool of at least {LEAST_POOL} inputs, of the kind that the model meets in use, got "
                 f"{count}. Pass more of them, or leave the pool out."
             )
-        training = neighbours.distance_embedding
-        chosen = vectors[evenly_spaced(torch.arange(count, device=vectors.device), MEASURED)]
+        training = replace(neighbours.distance_embedding, directions=None)  # so that copies have a similarity of one
+        chosen = vectors[evenly_spaced(torch.arange(count, device=vectors.device), COMPARED)]
         some = f"Frequency is measured with {len(chosen):,} of {count:,} inputs of the pool."
         notes = (some,) if len(chosen) < count else ()
         return cls(training, neighbours.distinct, Embedding(training.whitenings, chosen), notes)
