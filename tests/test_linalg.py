@@ -81,4 +81,5 @@ def test_leading_eigenvectors_of_a_large_matrix_are_those_of_lapack(monkeypatch:
 
 def test_few_of_few_rows_are_all() -> None:
     values, vectors = linalg.leading_eigenvectors(torch.diag(torch.tensor([2.0, 1.0])), 5)
-    assert values.tolist() == [1.0, 2.0] and vectors.shape == (2, 2)
+    assert values.tolist() == [1.0, 2.0]
+    assert vectors.shape == (2, 2)

@@ -848,9 +848,7 @@ def test_some_of_many_examples_stand_for_all(generator: torch.Generator, monkeyp
     assert bool(torch.isin(half.near, tracer._calibration.neighbours.index).all())
 
 
-def test_distances_are_those_between_some_examples(
-    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_distances_are_those_between_some_examples(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     tracer, points = classifier_with_wrong_labels(generator)
     monkeypatch.setattr(neighbours, "COMPARED", 90)
     tracer.__dict__.pop("_calibration", None)
@@ -875,7 +873,8 @@ def test_leading_directions_say_nearly_the_same(generator: torch.Generator, monk
         tracer.__dict__.pop("_calibration", None)
         some = tracer.explain(points)
         embedding = tracer._calibration.neighbours.label_embedding
-        assert embedding.directions is not None and embedding.directions.shape == (width, kept)
+        assert embedding.directions is not None
+        assert embedding.directions.shape == (width, kept)
         for name in ("disagreement", "scarcity"):
             both = torch.stack([getattr(every, name), getattr(some, name)])
             assert float(torch.corrcoef(both)[0, 1]) > wanted

@@ -204,6 +204,6 @@ def test_captured_steps_are_the_same_steps():
         Trainer(Adam(0.01), cross_entropy, shift=2, graphs=graphs)(network, x, y, plan)
         assert int(network[1].num_batches_tracked) == len(index)
         found.append(parameters_to_vector(network.parameters()).detach())
-    # A GPU adds gradients in any order, and Adam moves a weight as far for a gradient of rounding errors as for another.
+    # A GPU adds in any order, and Adam moves a weight as far for a gradient of rounding errors as for another.
     captured, plain = found
     assert (captured - plain).norm() < 0.02 * (plain - start).norm()
