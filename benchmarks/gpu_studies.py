@@ -7,8 +7,8 @@ end before the deadline by its usual time, and what still runs then is stopped. 
 written anew under `--out`, with all records and logs so far. The last lines say how each study ended.
 `python -m benchmarks.merge_records` makes one record of many. `--tiny` runs the same commands in small.
 
-Processes take turns on a GPU. With `nvidia-cuda-mps-control -d` beforehand they run there at the same time: 25 studies of
-verdicts then took 410 s on an H200, where 15 had taken 490 s.
+Processes take turns on a GPU. With `nvidia-cuda-mps-control -d` beforehand they run there at the same time: 25 studies
+of verdicts then took 410 s on an H200, where 15 had taken 490 s.
 """
 
 from __future__ import annotations
