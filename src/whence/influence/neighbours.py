@@ -434,7 +434,7 @@ class Neighbours:
             values = squares.to(weights)
             part = Surroundings(
                 average=(weights @ values).to(squares),
-                effective=(1.0 / weights.square().sum(1)).to(squares),
+                effective=(1.0 / torch.linalg.vector_norm(weights, dim=1).square()).to(squares),
                 distances=distances.to(squares),
                 nearest=nearest,
                 check=self.index[largest(weights * values, named)[1]],
@@ -454,7 +454,7 @@ class Neighbours:
         """
         vectors = self.eigenvectors
         found = similar.sub_(1.0).div_(self.bandwidth).exp_()
-        found = found.sub_((found @ vectors * self.shrinkage) @ vectors.T)
+        found = found.addmm_(found @ vectors * self.shrinkage, vectors.T, alpha=-1.0)
         if own is not None:
             known = (own >= 0).nonzero().squeeze(1)
             others = (vectors[own[known]] * self.shrinkage) @ vectors.T
