@@ -269,7 +269,7 @@ class Tracer(Fitted):
 
         Two numbers decide, noise and scarcity, which mean the same for every loss and structure; see `Explanation`. The
         first call costs a forward pass over the training examples that inputs are compared with: all of them, or 5,000,
-        evenly spaced (2,000 for trees). Each call costs about one to three times `predict`.
+        evenly spaced (2,000 for trees). Each call costs about one to four times `predict`.
 
         Args:
             x: as for `predict`.
