@@ -4,8 +4,8 @@
     python -m benchmarks.merge_records results/paper/disentanglement.json part.json
 
 The first file is written; if it is there, rows are added to it, in place of those with the same case or table, seed,
-loss and structure. The row of a run that was stopped (it has `missing`) takes no complete row's place. Records of
-`whence reproduce` are merged as it does.
+loss, structure and number of examples. The row of a run that was stopped (it has `missing`) takes no complete row's
+place. Records of `whence reproduce` are merged as it does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from whence_paper.records import Record
 from .record import save, say
 from .tables import origin
 
-KEYS = ("case", "table", "seed", "loss", "structure")
+KEYS = ("case", "table", "seed", "loss", "structure", "n")
 
 
 def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -31,10 +31,10 @@ def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     Examples:
         >>> with_all = {"when": "2026-11-17T20", "gpu": "H200", "torch": "2.11", "commit": "abc"}
         >>> one = {"command": "a", "rows": [{"case": "x", "seed": 0, "v": 1}, {"case": "x", "seed": 1, "v": 2}]}
-        >>> two = {"command": "b", "rows": [{"case": "x", "seed": 1, "v": 3}]}
+        >>> two = {"command": "b", "rows": [{"case": "x", "seed": 1, "v": 3}, {"case": "x", "seed": 1, "n": 9, "v": 4}]}
         >>> found = merged([{**with_all, **one}, {**with_all, **two, "commit": "def"}])
         >>> found["commands"], [row["v"] for row in found["rows"]]
-        (['a', 'b'], [1, 3])
+        (['a', 'b'], [1, 3, 4])
         >>> found["origins"][1]
         'Measured 2026-11-17 on H200, torch 2.11, commit def.'
     """
