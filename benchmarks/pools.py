@@ -21,7 +21,7 @@ import whence
 from .data import batches
 from .record import save, say
 from .studied import arguments, open_record, options, put, read
-from .verdicts import CASES, GROUPS, LEVEL, VERDICTS, answers_and_features, at_once, drawn, judged, trained
+from .verdicts import CASES, GROUPS, LEVEL, VERDICTS, answers_and_features, at_once, drawn, groups, judged, trained
 
 SIZES = (50, 100, 300, 1000, 3000, 10_000)
 SHARES = (0.1, 0.05, 0.02, 0.01, 0.005, 0.0)
@@ -54,11 +54,8 @@ def run_draw(name: str, seed: int, data: Any, structure: str | None) -> list[dic
     tracer = whence.fit(network, loader, likelihood=likelihood, progress=False, **told)
     points = list(task.test_inputs.split(at_once("cpu")))
     right = answers_and_features(network, task.test_inputs)[0].argmax(1) == task.test_answers
-    noisy, missing = task.test_labels == task.noisy, task.test_labels == task.missing
-    other = ~noisy & ~missing
-    truth = {"noisy": noisy, "missing": missing, "right": other & right, "wrong": other & ~right, "other": other}
-    rows = []
-    for (size, share), chosen in {(0, 0.0): None, **pools(missing, seed)}.items():
+    truth, rows = groups(task, right), []
+    for (size, share), chosen in {(0, 0.0): None, **pools(truth["missing"], seed)}.items():
         pool = None if chosen is None else task.test_inputs[chosen]
         found = tracer.explain(points, level=LEVEL, top=0, pool=pool)
         part = judged(found, {}, truth, right)

@@ -203,6 +203,13 @@ def at_once(device: str) -> int:
     return 2000 if device == "cuda" else 500
 
 
+def groups(task: Task, right: Tensor) -> dict[str, Tensor]:
+    """Which test points (m,) belong to each group; `right` (m,) are those predicted rightly."""
+    noisy, missing = task.test_labels == task.noisy, task.test_labels == task.missing
+    other = ~noisy & ~missing
+    return {"noisy": noisy, "missing": missing, "right": other & right, "wrong": other & ~right, "other": other}
+
+
 def judged(
     found: whence.Explanation, others: Mapping[str, Tensor], truth: Mapping[str, Tensor], right: Tensor
 ) -> dict[str, Any]:
@@ -300,9 +307,7 @@ def run_draw(
     seconds["explain beside a pool"] = time.perf_counter() - clock
     outputs, features = answers_and_features(network, task.test_inputs)
     right = outputs.argmax(1).cpu() == task.test_answers
-    noisy, missing = task.test_labels == task.noisy, task.test_labels == task.missing
-    other = ~noisy & ~missing
-    truth = {"noisy": noisy, "missing": missing, "right": other & right, "wrong": other & ~right, "other": other}
+    truth = groups(task, right)
     others = baselines(case, network, task)
     with_pool = pool_scores(answers_and_features(network, task.inputs)[1], features)
     alone = judged(found, others, truth, right)
@@ -326,13 +331,13 @@ def run_draw(
         "epochs": case.epochs,
         "loss": case.loss,
         "structure": case.structure,
-        "accuracy_other": float(right[other].double().mean()),
+        "accuracy_other": float(right[truth["other"]].double().mean()),
         **alone,
         "pool": {"inputs": len(beside), **pooled},
         "uncertain_by_class": of_class,
         "noise_limit": found.noise_limit,
         "scarcity_limit": found.scarcity_limit,
-        "separable": separable(features, noisy, missing),
+        "separable": separable(features, truth["noisy"], truth["missing"]),
         "seconds": seconds,
     }
 

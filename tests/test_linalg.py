@@ -1,4 +1,4 @@
-"""Threads that a decomposition takes, and leaves as they were; eigenvectors of large matrices."""
+"""Eigenvectors: how many threads compute them, and those of large matrices."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def test_threads_come_back_after_an_error() -> None:
 
 
 def test_leading_eigenvectors_of_a_large_matrix_are_those_of_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel of points in three dimensions, whose eigenvalues fall quickly: 40 of 700, not all computed at once."""
+    """The 40 leading ones of 700, of a kernel of points in three dimensions, whose eigenvalues fall quickly."""
     draw = torch.Generator().manual_seed(0)
     points = torch.randn(700, 3, generator=draw, dtype=torch.float64)
     kernel = (-torch.cdist(points, points).square() / 2).exp()
     wanted, along = (some[..., -40:] for some in linalg.eigh(kernel))
-    monkeypatch.setattr(linalg, "DENSE", 100)
+    monkeypatch.setattr(linalg, "DENSE", 100)  # so that a matrix that a test can afford counts as large
     values, vectors = linalg.leading_eigenvectors(kernel, 40)
     torch.testing.assert_close(values, wanted, rtol=1e-8, atol=0.0)
     torch.testing.assert_close(vectors.T @ vectors, torch.eye(40, dtype=torch.float64), rtol=0.0, atol=1e-10)
-    # The same space: but for the last of them, whose eigenvalues are close to those left out.
+    # They span the same space. The ten smallest are not compared: close to them are eigenvalues that were left out.
     torch.testing.assert_close((along.T @ vectors).square().sum(0)[10:], torch.ones(30).double(), rtol=0.0, atol=1e-8)
 
 

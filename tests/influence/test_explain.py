@@ -850,7 +850,7 @@ def test_some_of_many_examples_stand_for_all(generator: torch.Generator, monkeyp
 
 def test_distances_are_those_between_some_examples(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     tracer, points = classifier_with_wrong_labels(generator)
-    monkeypatch.setattr(neighbours, "COMPARED", 90)
+    monkeypatch.setattr(neighbours, "COMPARED", 90)  # of 600, so that they are some of the examples
     tracer.__dict__.pop("_calibration", None)
     tracer.explain(points)
     found = tracer._calibration.neighbours
@@ -862,14 +862,14 @@ def test_distances_are_those_between_some_examples(generator: torch.Generator, m
     torch.testing.assert_close(known[nearest[:, 0]], known[chords.indices[:, 0]], rtol=1e-4, atol=1e-4)
 
 
-def test_leading_directions_say_nearly_the_same(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Along more directions than vectors fill, similarities are the same; along fewer, nearly so."""
+def test_principal_directions_say_nearly_the_same(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One direction fewer hardly changes the answers, half as many change them little."""
     tracer, points = classifier_with_wrong_labels(generator)
     every = tracer.explain(points)
     width = tracer._calibration.neighbours.label_embedding.known.shape[1]
     assert tracer._calibration.neighbours.label_embedding.directions is None
     for kept, wanted in ((width - 1, 0.999), (width // 2, 0.9)):
-        monkeypatch.setattr(neighbours, "LEADING_OF_ALL", kept)
+        monkeypatch.setattr(neighbours, "PRINCIPAL", kept)  # this network has fewer than 128
         tracer.__dict__.pop("_calibration", None)
         some = tracer.explain(points)
         embedding = tracer._calibration.neighbours.label_embedding
