@@ -290,6 +290,20 @@ def pools(record: Row) -> str:
     return f"{made(record)}\n\n{table(head, lines)}"
 
 
+def compared(record: Row) -> str:
+    """What changes with other numbers of examples, directions and eigenvectors; means over draws."""
+    lines = []
+    for (case, way), rows in grouped(record["rows"], "case", "way").items():
+        right = mean(1.0 - row["verdicts"]["right"][0] / sum(row["verdicts"]["right"]) for row in rows)
+        areas = [("disagreement", "noisy, rest"), ("noise", "noisy, rest"), ("scarcity", "missing, rest")]
+        same = [f"{min(row['correlation'][key] for row in rows):.4f}" for key in ("disagreement", "scarcity")]
+        found = [f"{area(rows, *one):.3f}" for one in areas]
+        lines.append([case, way, *found, f"{100 * right:.1f} %", *same, f"{mean(row['seconds'] for row in rows):.1f}"])
+    head = "study | compared with, along | disagreement, noisy against rest | noise | scarcity, missing against rest | "
+    head += "correct others uncertain | correlation of disagreement, least | of scarcity | explain s"
+    return f"{made(record)}\n\n{table(head, lines)}"
+
+
 def table_verdicts(record: Row) -> str:
     """Verdicts of `whence table` on the rows in question and on all others, every seed."""
     told = " / ".join(next(iter(record["rows"]))["others"])
@@ -315,6 +329,7 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "label_errors": label_errors,
     "verdicts": verdicts,
     "pools": pools,
+    "compared": compared,
     "learned_scores": learned_scores,
     "table_verdicts": table_verdicts,
     "label_errors_images": replaced_labels,

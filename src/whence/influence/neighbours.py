@@ -16,8 +16,8 @@ variance of this prediction. For this, layers are whitened by the scatter of all
 examples is measured with their scatter around the mean of the same answer instead, so that directions in which inputs
 with the same answer hardly differ count more.
 
-Inputs are compared along the principal directions of the training examples, which is quicker and hardly changes either
-of the two (`benchmarks/compared.py`).
+Inputs are compared along the principal directions of the training examples, which is quicker. Verdicts and areas hardly
+change (`benchmarks/compared.py`).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from whence.linalg import eigh, largest, leading_eigenvectors, solve_lower
 from whence.results import mask_of_outputs
 from whence.runtime.execution import partial_data_error
 
-# Training examples, evenly spaced, that an input is compared with. Of 9,000 images of Fashion-MNIST 5,000 in place of
-# 2,000 tell noisy labels from others with an AUROC of .972 for .961, and all of them with .975. Missing classes of
-# MNIST are found with .92 by 2,000 and .94 by all. With more than 5,000 a small network would mostly wait for this.
+# Training examples, evenly spaced, that an input is compared with. On Fashion-MNIST the disagreement around an input
+# tells noisy labels from others with an AUROC of .956 by 2,000 of them, .966 by 5,000, and .968 by all 9,000
+# (`benchmarks/compared.py`). With more a small network would mostly wait for this.
 COMPARED, COMPARED_BY_LEAVES = 5000, 2000
 NEAREST = 5  # training examples that a distance is the mean over
 AROUND = 20  # nearest examples whose own distances say how dense the examples are around an input
@@ -63,9 +63,8 @@ LEAST_DISTANCE = 1e-3  # smallest distance between inputs on a sphere of radius 
 # The bandwidth is so many times the median of how unlike, 1 - similarity, the last of an example's neighbours is; and
 # its lower bound.
 BANDWIDTH_FACTOR, LEAST_BANDWIDTH = 3.0, 1e-4
-# Leading eigenvectors of the kernel matrix that the regression uses for networks. On 5,000 images the averages of
-# squares have a correlation of .997 or more with those by twice as many. Similarities of leaves are coarser and need
-# all of them.
+# Leading eigenvectors of the kernel matrix that the regression uses for networks: with twice as many, areas differ by
+# .001 (`benchmarks/compared.py`). Similarities of leaves are coarser and need all of them.
 RANK = 128
 COMPARED_AT_ONCE = 2**24  # numbers (pairs of inputs and training examples) that are computed at once
 OUTPUTS, EMBEDDINGS = "outputs", "embeddings"
